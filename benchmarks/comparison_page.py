@@ -128,7 +128,7 @@ def sentence(results: Mapping[str, Result]) -> str:
     own, nvitop, dcgm = (percent(found[name]) for name in names)
     return (
         f"{own} of a core ({boards(most)});\n"
-        f"  in the same run {NVITOP.name} used {nvitop}, {DCGM} at the same pace {dcgm}:\n"
+        f"  in the same run {NVITOP.name} used {nvitop}, {DCGM} at the same interval {dcgm}:\n"
         "  [comparison](docs/comparison.md#cost)."
     )
 

@@ -242,10 +242,11 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             Place.JOB: SLOWED_JOB,
         },
         meaning="This rank is a straggler: the other ranks of its training job wait for it. *Self time* is the time of a step "
-        "without waiting for other ranks. That of this rank is at least 5 % above the median of its job, and the difference "
-        "is larger than usual between its ranks: more than 3.5 median absolute deviations, and more than 1 % of the median. "
-        "A job of two or three ranks has too few for that; there, it is 25 % above the lowest.",
-        impact="Every step takes as long as the step of this rank; the other GPUs wait for the rest of it.",
+        "without waiting for other ranks. That of this rank exceeds the median of its job by at least 5 % of a step, and by more "
+        "than the normal spread of the ranks: 3.5 times the sum of their scaled median absolute deviation and 1 % of the "
+        "median. In a job of two or three ranks, it exceeds the lowest by 5 % of a step and by 25 %. GpuStragglerStarved, "
+        "GpuStragglerSlow and GpuStragglerLaunchBound find stragglers by the counters of the GPUs, without a step timer.",
+        impact="Every step takes as long as this rank needs; the other GPUs wait for the difference.",
         diagnosis=(
             'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: the phase with the highest value is the cause. `data` is '
             "the data loader. If none is high, it is code outside of the phases.",
@@ -259,9 +260,9 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             "GPU: move the job to another GPU, and follow the health alert of this one.",
             "Work: balance sequence lengths, experts or pipeline stages.",
         ),
-        wrong="A pipeline stage or an expert that has more work by design is reported correctly. The alert does "
-        "not fire if evaluations and checkpoints, which only some ranks do, can explain the difference. Self time is unknown "
-        "if compiled code or DTensor calls the collectives, unless steps are sampled ([where self time comes "
+        wrong="A pipeline stage or an expert with more work by design is a straggler, but not a fault. The alert does "
+        "not fire if evaluations and checkpoints, which only some ranks do, can explain the difference. Self time cannot be "
+        "measured if compiled code or DTensor calls the collectives, unless steps are sampled ([where self time comes "
         "from](../training.md)). In a launch-bound job with DistributedDataParallel, the rank that launches last may be "
         "reported, although the CPUs of all ranks are at their limit. " + _TIMER,
     ),
