@@ -108,19 +108,24 @@ def _with_role(board: Board, domains: Sequence[Domain], rows: str) -> str:
     """Add to each row of alerts whether it is a root cause, which no other explains, and what its incident costs."""
     key = "cluster, alertname, severity, node"
     costs = f"{i.PLACES.record} * on ({i.KEY}) group_left () max by ({i.KEY}) ({_of_cluster(board, i.OPEN_COST)})"
+    no_cost = partial(_labelled, COST, "0")
     roles = f" or on ({key}) ".join(
-        f'label_replace({found}, "role", "{role}", "", "")'
+        _labelled("role", role, found)
         for role, found in zip(
             ("root cause", *ROLES),
             (
                 f'count_values by ({key}) ("{COST}", max by ({key}) ({costs}))',
-                f"group by ({key}) ({i.CAUSES.record})",
-                f"group by ({key}) ({_of_any_gpu(board, domains)})",
+                no_cost(f"group by ({key}) ({i.CAUSES.record})"),
+                no_cost(f"group by ({key}) ({_of_any_gpu(board, domains)})"),
             ),
             strict=True,
         )
     )
     return f"({rows}) * on ({key}) group_left (role, {COST}) ({roles})"
+
+
+def _labelled(name: str, value: str, rows: str) -> str:
+    return f'label_replace({rows}, "{name}", "{value}", "", "")'
 
 
 def _of_cluster(board: Board, what: Aggregate) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from content.dashboards.tables import ZERO
+from gpu_exporter.alerting.aggregates import TIME
 from tests.boards import fleet, plan
 from tests.boards.contents import Contents, contents, problems, rows
 from tests.e2e.content.test_dashboards import at_once
@@ -61,6 +62,13 @@ FIRST: Sequence[tuple[str, Mapping[str, str], str, Mapping[str, str]]] = (
 ALERTS = ("GpuLost", "GpuAllocatedIdle")
 
 
+STEADY = " and on () ".join(
+    f"count({series}) == count({series} offset {ago}s)"
+    for series in ('ALERTS{alertstate="firing"}', "incident:open:usd_per_hour", TIME.record)
+    for ago in (12, 24)
+)
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that has scraped the fleet, with all its alerts."""
@@ -84,6 +92,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             # Graphs have a point every 15 s.
             recorded = "min(count_over_time(workload:sm_active:ratio[1m]))"
             until(lambda: running.query(recorded) and running.query(recorded)[0] >= 4, 60, "points for the graphs")
+            # Costs are recorded from alerts, by groups of rules that are evaluated at other moments.
+            until(lambda: running.query(STEADY), 90, "alerts and costs that stay as they are")
             # After a late or failed scrape, series are missing for a moment.
             until(lambda: min(running.query("sum_over_time(up[16s])")) >= 7, 60, "scrapes in time")
             with running.paused(folder / "prometheus.yml"):
@@ -142,7 +152,7 @@ def test_idle_gpus_have_an_owner_and_a_price(prometheus: Prometheus) -> None:
     ):
         found = {row[label]: row for row in rows(table(board, title))}
         assert (found[idle]["idle GPUs"], found[busy]["idle GPUs"]) == ("8", ZERO["0"][0])
-        assert found[idle].get("idle/h", "$20") == "$20"
+        assert found[idle].get("idle/h", "$20.00") == "$20.00"
         assert found[busy].get("idle/h", ZERO["0"][0]) == ZERO["0"][0]
 
 
