@@ -15,6 +15,7 @@ from gpu_exporter.alerting.boards import board_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
 from gpu_exporter.diagnosis.gather import stamped
+from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
 from tests.conftest import Exporter, Page, Serve, run
@@ -106,12 +107,15 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
             each for each in prometheus.api("rules")["groups"] if any(rule.get("lastError") for rule in each["rules"])
         ]
         assert failing == []
-        settled(lambda: panels_of(prometheus, exporter, {node: injected[node] for node in alive}), 60)
+        # Kept from one look to the next: the rate of the energy, which is read every 15 s, needs two such reads.
+        pages: list[Scrape] = []
+        settled(lambda: panels_of(prometheus, exporter, {node: injected[node] for node in alive}, pages), 60)
 
 
-def panels_of(prometheus: Prometheus, exporter: Exporter, injected: Mapping[str, FailureMode]) -> list[str]:
-    """Return the problems of the dashboard of each failure mode, narrowed down to its node."""
-    pages = []
+def panels_of(
+    prometheus: Prometheus, exporter: Exporter, injected: Mapping[str, FailureMode], pages: list[Scrape]
+) -> list[str]:
+    """Return the problems of the dashboard of each failure mode, narrowed down to its node. Adds to the pages."""
     for pause in (6, 2):  # network cards are read every 5 s, and rates need two values
         pages += [stamped(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in injected]
         time.sleep(pause)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.catalogue.metrics import METRICS, PROFILING
+from gpu_exporter.model.metric import Buffered
 from tests.conftest import Page, run
 from tests.support.fakes.driver import AMPERE, FakeDriver
 
@@ -19,7 +20,8 @@ KINDS = {
     "DCGM_FI_DEV_MINOR_NUMBER": "gauge",
     **{f"DCGM_FI_DEV_{name}_VIOLATION": "counter" for name in VIOLATIONS},
 }
-SUBSTITUTES = {row.name for row in METRICS if row.instead_of in PROFILING}
+# Those of the video engines are tested with the driver's samples, in `test_buffered_samples.py`.
+SUBSTITUTES = {row.name for row in METRICS if row.instead_of in PROFILING and not isinstance(row.nvml, Buffered)}
 
 
 def once(driver: FakeDriver, *arguments: str) -> Page:
