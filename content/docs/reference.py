@@ -42,9 +42,8 @@ labels `gpu` and `UUID`; join other labels from `gpu_info`. Series that do not c
 - **si**: the name with `--schema si`, if it differs. This is the schema of dcgm-exporter since 4.9: base units, and
   the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. gpu-exporter's own metrics keep their names.
 - **read**: how often the value is read from the driver: `fast` at every collection, `steady` every 5 s, `buffered`
-  every 10 s with all samples that the driver took meanwhile, each of which counts 10 s later, so that rates are right
-  whenever a page is scraped; `slow` every 15 s, `rare` every minute, `static` every
-  hour.
+  every 10 s, with all samples that the driver took in between; the counter advances 10 s later, so that its rate is
+  right at any scrape interval; `slow` every 15 s, `rare` every minute, `static` every hour.
 - **from**: the NVML function, field or GPM metric (GPU Performance Monitoring of NVML, from Hopper on) that the value
   is read from.
 - **seen on**: hardware on which the metric had a value. *not yet*: written from NVIDIA's documentation and tested only

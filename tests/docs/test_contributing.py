@@ -319,7 +319,7 @@ def run(copy: Path, *arguments: str, environment: Mapping[str, str] | None = Non
 def quick(copy: Path, parts: Sequence[str]) -> str:
     """Run the command of `make quick` for these parts of the unit tests, and return its output.
 
-    Without workers, each of which would import all modules.
+    In one process: workers would import all modules again.
     """
     command = r"^quick:.*\n\t\$\(BIN\)/python (.+) tests/unit (.+) \$\(ARGS\)$"
     ((before, after),) = re.findall(command, (copy / "Makefile").read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A job of 64 ranks on 8 nodes, with a straggler, a lost GPU and a restart, is told from what each node has kept."""
+"""The history of a job of 64 ranks on 8 nodes, with a straggler, a lost GPU and a restart, from what each node kept."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Sequence[NodeHistory]:
     return found
 
 
-def told(nodes: Sequence[NodeHistory], job: str = "ml/train", missing: Sequence[str] = ()) -> PastJob:
+def past_job(nodes: Sequence[NodeHistory], job: str = "ml/train", missing: Sequence[str] = ()) -> PastJob:
     """Return what the nodes say about a job."""
     return job_history(job, BEGIN - 7200, BEGIN + 8400, nodes, missing)
 
@@ -136,8 +136,8 @@ def urgent(history: PastJob) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def test_the_incidents_of_all_nodes_in_order(nodes: Sequence[NodeHistory]) -> None:
-    straggler, lost = [each for each in told(nodes).incidents if each.severity != "info"]
-    assert urgent(told(nodes)) == [("GpuStragglerStarved", [("node-3", "5")]), ("GpuLost", [("node-6", "2")])]
+    straggler, lost = [each for each in past_job(nodes).incidents if each.severity != "info"]
+    assert urgent(past_job(nodes)) == [("GpuStragglerStarved", [("node-3", "5")]), ("GpuLost", [("node-6", "2")])]
     assert straggler.start == pytest.approx(BEGIN + 10 * MINUTE, abs=60)
     assert straggler.end == pytest.approx(BEGIN + 30 * MINUTE, abs=60)
     assert len(straggler.hit) == 63
@@ -146,7 +146,7 @@ def test_the_incidents_of_all_nodes_in_order(nodes: Sequence[NodeHistory]) -> No
 
 
 def test_where_the_time_went(nodes: Sequence[NodeHistory]) -> None:
-    history = told(nodes)
+    history = past_job(nodes)
     assert len(history.ranks) == 64
     assert history.seconds / 64 == pytest.approx(70 * MINUTE, rel=0.05)
     assert sum(history.time.values()) == pytest.approx(history.seconds, rel=0.03)
@@ -156,26 +156,26 @@ def test_where_the_time_went(nodes: Sequence[NodeHistory]) -> None:
 
 @pytest.mark.parametrize("name", ["train", "ml/train", "llm-7b"])
 def test_a_job_has_several_names(nodes: Sequence[NodeHistory], name: str) -> None:
-    assert urgent(told(nodes, name)) == urgent(told(nodes))
-    assert len(told(nodes, name).ranks) == 64
+    assert urgent(past_job(nodes, name)) == urgent(past_job(nodes))
+    assert len(past_job(nodes, name).ranks) == 64
 
 
 def test_text_json_and_page(nodes: Sequence[NodeHistory]) -> None:
-    text = "\n".join(job_report.lines(told(nodes), 2.0))
+    text = "\n".join(job_report.lines(past_job(nodes), 2.0))
     assert "Job ml/train: 64 GPUs on 8 nodes" in text
     assert "culprit: node-3 GPU 5" in text
     assert "Straggler: rank 29 on node-3 GPU 5" in text
     assert "USD" in text
-    found = json.loads(json.dumps(job_report.as_json(told(nodes), 2.0)))
+    found = json.loads(json.dumps(job_report.as_json(past_job(nodes), 2.0)))
     assert found["ranks"][29]["excess_seconds"] == pytest.approx(0.6)
-    page = job_report.page(told(nodes))
+    page = job_report.page(past_job(nodes))
     assert "GpuStragglerStarved" in page
     assert "<script>" not in page
 
 
 def test_what_is_missing_is_said(nodes: Sequence[NodeHistory]) -> None:
     others = [*nodes[:2], replace(nodes[2], version="9.9", ahead=40.0), replace(nodes[4], ahead=-2.0)]
-    remarks = told(others, missing=["missing: http://node-3: nothing listens there"]).remarks
+    remarks = past_job(others, missing=["missing: http://node-3: nothing listens there"]).remarks
     text = "\n".join(remarks)
     assert "missing: http://node-3" in text
     assert "9.9: node-2" in text
@@ -189,7 +189,7 @@ def test_names_can_be_masked(nodes: Sequence[NodeHistory]) -> None:
     from gpu_exporter.diagnosis.masking import DiagnosisNames
 
     names = DiagnosisNames(mask=True)
-    page = job_report.page(told([node.masked(names) for node in nodes], masked_job("ml/train", names)))
+    page = job_report.page(past_job([node.masked(names) for node in nodes], masked_job("ml/train", names)))
     assert "GpuStragglerStarved" in page
     assert not [name for name in ("node-3", "GPU-3-5", "ml/train", "llm-7b") if name in page]
 
@@ -220,7 +220,7 @@ def test_a_prometheus_says_the_same(nodes: Sequence[NodeHistory], tmp_path: Path
         code, text, problems = diagnosed("--job", "train", "--url", url, *PERIOD, "--json")
         assert code == 1, problems
         nothing = diagnosed("--job", "nosuch", "--url", url, *PERIOD)
-    found, expected = json.loads(text), told(nodes)
+    found, expected = json.loads(text), past_job(nodes)
     incidents = [each for each in found["incidents"] if each["severity"] != "info"]
     assert [(each["cause"], [(gpu["node"], gpu["gpu"]) for gpu in each["culprits"]]) for each in incidents] == urgent(
         expected
