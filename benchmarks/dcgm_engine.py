@@ -4,7 +4,7 @@
     python -m benchmarks.dcgm_engine --checkout before=/path/to/an/older/checkout --checkout now=.
 
 Needs `nv-hostengine` on PATH (or NV_HOSTENGINE=/path), DCGM's Python bindings where its packages install them (or
-DCGM_BINDINGS=/path), and nothing beside gpu_exporter. `dcgm-exporter` is measured in the same run if it is on PATH, and
+DCGM_BINDINGS=/path), and rich for `top`. `dcgm-exporter` is measured in the same run if it is on PATH, and
 values are compared under four loads if PyTorch is installed. Every row has an engine of its own, started before and
 ended after it. CPU is a share of one core. `up` is the time from the start of the client until it shows every GPU.
 Each `--checkout` measures the gpu_exporter of that directory. Prints tables in Markdown.
@@ -20,7 +20,6 @@ import gzip
 import json
 import os
 import re
-import shlex
 import signal
 import statistics
 import subprocess
@@ -37,6 +36,7 @@ from pathlib import Path
 from benchmarks import harness, peers, played
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib
 from gpu_exporter.diagnosis import text_format
+from tests.support.terminal import Terminal
 
 SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -57,8 +57,6 @@ POLL_SECONDS = 0.1
 SCRAPED_SECONDS = 15
 # What a log may not say of a GPU that is healthy.
 ALARMING = re.compile(r"stuck|reboot|drain|lost", re.IGNORECASE)
-# What a terminal does not show.
-TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\r")
 # Words of commands that judge a GPU.
 VERDICTS = re.compile(r"GpuLost|drain|reboot|critical|stuck", re.IGNORECASE)
 
@@ -523,7 +521,6 @@ def print_failures(setup: Setup) -> None:
 
 
 LOCAL, REMOTE = ("diagnose", "check", "doctor", "top"), ("diagnose", "top")
-# `top` runs until it is ended.
 TOP_SECONDS = 30
 
 
@@ -533,20 +530,37 @@ def commands_of(setup: Setup, address: str, port: int | None = None) -> Sequence
     return [*([name, *setup.source(address)] for name in LOCAL), *([name, *url] for name in REMOTE if url)]
 
 
+def watched(line: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Watch `top` for some seconds, and quit it; return its exit code and its last screen."""
+    terminal = Terminal(line, size=(160, 50), env=environment)
+    try:
+        end = time.monotonic() + TOP_SECONDS
+        while time.monotonic() < end and terminal.read(0.2):
+            pass
+        text = terminal.screen.text
+        terminal.press("q")
+        return terminal.end(), text
+    finally:
+        terminal.close()
+
+
 def judged(setup: Setup, checkout: str, commands: Sequence[Sequence[str]]) -> Sequence[tuple[str, int, float, str]]:
     """Run commands at the same time; return the name, the exit code, the seconds and the words of judgement of each."""
 
+    environment = setup.environment(checkout)
+
     def run(command: Sequence[str]) -> tuple[str, int, float, str]:
         line, begin = [sys.executable, "-m", "gpu_exporter", *command], time.monotonic()
-        if command[0] == "top":  # it needs a terminal
-            line = ["timeout", "-s", "INT", str(TOP_SECONDS), "script", "-qec", shlex.join(line), "/dev/null"]
-        environment = {**os.environ, "COLUMNS": "200", "LINES": "50", **setup.environment(checkout)}
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
-        took, lines = time.monotonic() - begin, TERMINAL.sub(" ", done.stdout + done.stderr).splitlines()
-        found = dict.fromkeys(line.strip() for line in lines if VERDICTS.search(line))
-        said = [*found][:6] or [line for line in lines if line.strip()][-3:]
+        if command[0] == "top":
+            code, output = watched(line, environment)
+        else:
+            env = {**os.environ, **environment}
+            done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
+            code, output = done.returncode, done.stdout + done.stderr
+        found = [line.strip() for line in output.splitlines() if VERDICTS.search(line)]
+        said = found[:6] or [line.strip() for line in output.splitlines() if line.strip()][-4:]
         name = f"{command[0]}{' --url' if '--url' in command else ''}"
-        return name, done.returncode, took, "<br>".join(said)
+        return name, code, time.monotonic() - begin, "<br>".join(said)
 
     with ThreadPoolExecutor(len(commands)) as pool:
         return [*pool.map(run, commands)]
