@@ -191,6 +191,7 @@ class Setup:
     seconds: float
     rows: Sequence[str]
     stopped: Sequence[float]
+    loads: Sequence[str]
     folder: Path
     pages: Path | None
     run: harness.Run
@@ -571,7 +572,7 @@ def print_commands(setup: Setup) -> None:
     at rest and under load."""
     rows = []
     for checkout in setup.checkouts:
-        for name in ("none", "gemm") if find_spec("torch") else ("none",):
+        for name in setup.loads:
             with engine(setup.program) as served, load(name):
                 port = free_port()
                 command = setup.serve(port, *setup.source(served.address), "--metrics", "full")
@@ -608,6 +609,7 @@ def found(chosen: argparse.Namespace, folder: Path) -> Setup | str:
         chosen.seconds,
         chosen.rows.split(","),
         [float(seconds) for seconds in chosen.stopped.split(",") if seconds],
+        chosen.loads.split(","),
         folder,
         chosen.pages,
         harness.begin(__name__, chosen),
@@ -623,6 +625,7 @@ def main() -> int:
     parser.add_argument("--checkout", action="append", default=[], metavar="NAME=DIR", help="a gpu_exporter to measure")
     parser.add_argument("--gpus", type=int, help="number of GPUs (default: those of the kernel driver)")
     parser.add_argument("--stopped", default="25", help="seconds for which the engine stops (default: %(default)s)")
+    parser.add_argument("--loads", default="none", help="none, gemm or both, while commands run (default: %(default)s)")
     parser.add_argument("--pages", type=Path, metavar="FILE", help="keep the pages of an engine that fails (.json.gz)")
     parser.add_argument("--alerts", type=Path, metavar="FILE", help="print the alerts of such pages")
     parser.add_argument("--load", choices=LOADS, help=argparse.SUPPRESS)
