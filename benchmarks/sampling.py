@@ -51,7 +51,7 @@ LOADS: Mapping[str, tuple[float, float]] = {
 }
 DEFAULT_LOADS = "bursts,rare,steady,tiny"
 OWN = Peer("gpu-exporter", (), lambda port, _: exporter_command(port))
-# How long a load runs before the first scrape: until no exporter shows the time before. Utilisation is counted 10 s late.
+# How long a load runs before the first scrape: until no exporter shows the time before. Utilisation counts 10 s late.
 WARM_SECONDS = 20.0
 # A load without a pause says after each of so many seconds that it was busy.
 CHUNK_SECONDS = 0.5
