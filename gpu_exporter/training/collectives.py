@@ -40,6 +40,7 @@ def watch(model: Any, recorder: Recorder) -> bool:
     if not _is_visible(model):
         return False
     recorder.watch = CollectiveWatch(recorder)
+    recorder.follows_host = True
     return True
 
 
