@@ -18,8 +18,8 @@ import torch
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from gpu_exporter.model.job_message import WAITING
 from gpu_exporter.training.recorder import BACKWARD, BETWEEN
-from gpu_exporter.training.totals import WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

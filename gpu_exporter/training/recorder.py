@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
+from gpu_exporter.model.job_message import WAITING
 from gpu_exporter.training.clocks import CudaClock, HostClock, cuda
-from gpu_exporter.training.totals import WAITING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue import job_signals as j
+from gpu_exporter.model.job_message import WAITING
 from gpu_exporter.training import recorder as r
 from gpu_exporter.training.recorder import ONLY_WAITING, Recorder
-from gpu_exporter.training.totals import WAITING, StepTotals
+from gpu_exporter.training.totals import StepTotals
 
 RANKS = 4
 # Launches that fit into the queue of a GPU.
