@@ -91,6 +91,8 @@ def collect(
                 heard = time.monotonic() if messages else heard
                 failed = [rank for rank, child in enumerate(children) if child.poll()]
                 is_late = time.monotonic() > begin + most_seconds
+                if is_late:
+                    of_case = []  # cut off, it would be judged by a part
                 if failed or is_late or time.monotonic() > heard + SILENT_SECONDS:
                     why = f"ranks {failed} failed" if failed else "the time is over" if is_late else "all are silent"
                     print(why, file=sys.stderr)
