@@ -19,8 +19,8 @@ from gpu_exporter.training.textfile import render
 
 PARTS = ("data", "forward", "backward", "optimizer", "rest")
 UNKNOWN = "unknown"
-# As long as `diagnose` watches by default.
-WINDOW_SECONDS = 20.0
+# Half as long as `diagnose` watches by default, so that a case need not last as long.
+WINDOW_SECONDS = 10.0
 # What a step timer renders: no value has a quote or a brace in it.
 _LINE, _LABEL = re.compile(r"(\w+)\{(.*)\} (\S+)"), re.compile(r'(\w+)="([^"]*)"')
 _PHASE = re.compile(r"its phase (\w+) takes")

@@ -6,18 +6,20 @@ diagnoses its own snapshots so, as they come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import chain
+from math import inf
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.bottlenecks import HANGS, SPINS
+from gpu_exporter.catalogue.bottlenecks import HANGS, IDLE_ENGINE, SPINS
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import distributed as d
-from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.conditions.evaluate import Points, holds
+from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
+from gpu_exporter.conditions.evaluate import Device, Points, holds
 from gpu_exporter.conditions.signal import Derived
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
@@ -51,6 +53,7 @@ class RollingWindow(SignalReaders):
         self._seconds, self._job = seconds, job
         ways = (way for signal in SIGNALS for way in signal.definitions if isinstance(way, Derived))
         self._formulas = {id(way): _Formula(way) for way in ways}
+        self._starts: dict[frozenset[Device], _Start] = {}
 
     def add(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape, which is newer than those before, and drop what is too old."""
@@ -68,12 +71,35 @@ class RollingWindow(SignalReaders):
         window = self.window({}, job=self._job)
         since = self._now - self._seconds
         window.devices = {key: identity for key, identity in window.devices.items() if self.seen_at(key) > since}
+        jobs = {frozenset(window.ranks(key)) for key in window.devices}
+        self._starts = {ranks: self._starts.get(ranks) or _Start() for ranks in jobs if len(ranks) > 1}
+        begins = (ranks for ranks, start in self._starts.items() if start.at(window, ranks) > since)
+        window.begins = frozenset(chain.from_iterable(begins))
         return window
 
     def _derived(
         self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Signals
     ) -> Mapping[DeviceKey, Points]:
         return self._formulas[id(way)].points(devices, signals, self._now - self._seconds)
+
+
+class _Start:
+    """Since when all ranks of a job have worked. A job begins when one of its GPUs works after none has."""
+
+    def __init__(self) -> None:
+        self._idle_at, self._at = -inf, inf
+
+    def at(self, window: Window, ranks: Iterable[Device]) -> float:
+        """Return the unix time, also if a rank has paused since; infinite while a rank has not worked yet."""
+        engines = [window.points(rank, GR_ACTIVE) for rank in ranks]
+        if all(points and points[-1][1] < IDLE_ENGINE.value for points in engines):
+            self._idle_at, self._at = window.now, inf
+        if self._at == inf:
+            self._at = max(min((t for t, value in points if self._works(t, value)), default=inf) for points in engines)
+        return self._at
+
+    def _works(self, t: float, value: float) -> bool:
+        return t > self._idle_at and value >= IDLE_ENGINE.value
 
 
 class _Formula:

@@ -107,6 +107,8 @@ class Window:
     presence: ClassVar[Signal] = GR_ACTIVE
     # What else training loops say about a failure mode of a device, by its name.
     of_loops: Mapping[tuple[DeviceKey, str], TermValues] = field(default_factory=dict)
+    # Ranks of jobs that have not run for the whole window: a difference may only be that one has begun before another.
+    begins: frozenset[Device] = frozenset()
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def by_device(self, signal: Signal) -> Mapping[Device, Points]:

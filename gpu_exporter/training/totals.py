@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING, VERSION
+from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING, VERSION, WAITING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-WAITING = "waiting"
 # Names of phases become labels, and a message has a limited size. Further names are added up as `other`. The exporter
 # takes 32 of all ranks of a job on a node, `waiting` and `other` included.
 MOST_PHASES = 24
