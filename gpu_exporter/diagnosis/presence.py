@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.averages import median
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, node_of, plausible
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, node_of, plausible, samples_by_name
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
 from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD
 
@@ -94,7 +94,8 @@ def present(scrapes: Sequence[Scrape]) -> Present:
     by_labels = devices.by_labels
     for scrape in scrapes:
         # Many samples have the same labels.
-        labels = {id(sample.labels): sample.labels for sample in scrape.samples}
+        columns = {id(column.labels): column.labels for column in samples_by_name(scrape.samples).values()}
+        labels = {id(each): each for column in columns.values() for each in column}
         for target in {(by_labels.get(key) or devices.add(each)).target for key, each in labels.items()}:
             times[target].append(scrape.at)
     now = scrapes[-1].at if scrapes else 0.0
@@ -116,8 +117,10 @@ def present(scrapes: Sequence[Scrape]) -> Present:
         sample
         for scrape in kept
         if scrape.at in ends
-        for sample in scrape.samples
-        if sample.name in OF_PRESENCE and newest[_target(sample.labels)] == scrape.at
+        for name, column in samples_by_name(scrape.samples).items()
+        if name in OF_PRESENCE
+        for sample in column
+        if newest[_target(sample.labels)] == scrape.at
     ]
     dark = _dark(of_newest)
     absent = [*_down(of_newest, dark), *_gone(devices, over, now), *_missing(of_newest, dark)]

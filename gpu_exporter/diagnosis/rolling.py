@@ -23,8 +23,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.masking import DiagnosisNames
-from gpu_exporter.diagnosis.scrape import DeviceKey, plausible
-from gpu_exporter.diagnosis.signal_reader import ByName
+from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, plausible, samples_by_name
 from gpu_exporter.diagnosis.window import (
     FAMILIES,
     DeviceIdentity,
@@ -33,7 +32,6 @@ from gpu_exporter.diagnosis.window import (
     Signals,
     Window,
     latest_of,
-    samples_by_name,
 )
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -56,7 +54,7 @@ class RollingWindow(SignalReaders):
         """Add the samples of a scrape, which is newer than those before, and drop what is too old."""
         # Of a page with thousands of samples, a few families identify all devices and owners.
         of_exporter = m.UP.name in by_name
-        self._read(at, by_name, {name: by_name.get(name, ()) for name in IDENTIFY} if of_exporter else by_name)
+        self._read(at, by_name, {name: by_name[name] for name in IDENTIFY if name in by_name} if of_exporter else by_name)
         self.forget(at - self._seconds)
 
     def seen_at(self, device: DeviceKey) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read
-from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, LabelReader, ReadLabels, ScrapedSample
+from gpu_exporter.diagnosis.scrape import LARGEST, ByName, Column, DeviceKey, LabelReader, ReadLabels
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
@@ -25,8 +25,6 @@ FORGOTTEN_SECONDS = 900.0
 FORGET_SECONDS = 60.0
 # How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
-
-ByName = Mapping[str, Sequence[ScrapedSample]]
 
 
 class SignalReader(Protocol):
@@ -66,42 +64,50 @@ class ValueReader:
     points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _before: dict[Hashable, Count] = field(default_factory=dict)
     _forgot: float = -math.inf
+    _first: float = math.inf
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape."""
-        samples = by_name.get(self.way.name)
-        if not samples:
+        column, way = by_name.get(self.way.name), self.way
+        if column is None:
             return
-        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
-        counts = by_name.get(m.XID_EVENTS.name, ()) if self.way.codes else ()
-        counted = {sample.labels.get("UUID") for sample in counts}
+        scale, by_device, values = 1.0, self.points, self._values(at, column, by_name, read)
+        if not (way.codes or way.age_by or way.rate or way.where or way.any_of) and way.bit is None:
+            keys = read.column(column).devices(per_instance=self.per_instance)
+            scale, values = way.scale, zip(keys, column.values, strict=True)
+        self._first = min(self._first, at)
+        is_long = at - self._first > LONGEST_SECONDS
+        for key, number in values:
+            value = number * scale
+            # Some exporters write NaN for a missing value.
+            if key is None or not (-LARGEST <= number <= LARGEST and -LARGEST <= value <= LARGEST):
+                continue
+            points = by_device[key]
+            if points and points[-1][0] == at:
+                if value > points[-1][1]:
+                    points[-1] = (at, value)
+                continue
+            points.append((at, value))
+            if is_long and at - points[0][0] > LONGEST_SECONDS:
+                _shorten(points, at)
+
+    def _values(
+        self, at: float, column: Column, by_name: ByName, read: LabelReader
+    ) -> Iterator[tuple[DeviceKey | None, float]]:
+        """Yield the values of the samples that have one which is not their number, with their devices."""
         way = self.way
+        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
+        counted = {labels.get("UUID") for labels in by_name[m.XID_EVENTS.name].labels} if way.codes and m.XID_EVENTS.name in by_name else ()
         clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
         is_selective = bool(way.where or way.any_of)
-        is_plain = not (way.codes or way.age_by or way.rate) and way.bit is None
-        known, per_instance, scale, by_device = read.known, self.per_instance, way.scale, self.points
-        for sample in samples:
-            _, labels, number = sample
-            of_labels = known.get(id(labels)) or read(labels)
-            if of_labels is None or (is_selective and not self._matches(labels)):
+        for of_labels, number in zip(read.column(column).read, column.values, strict=True):
+            if of_labels is None or (is_selective and not self._matches(of_labels.labels)):
                 continue
-            # Some exporters write NaN for a missing value.
             if not -LARGEST <= number <= LARGEST or (counted and of_labels.device.uuid in counted):
                 continue
-            value: float | None
-            if is_plain:
-                value = number * scale
-            else:
-                value = self._value(sample, of_labels, at, clocks.get(_exporter(labels)) if clocks else None)
-            if value is not None and -LARGEST <= value <= LARGEST:
-                points = by_device[of_labels.device if per_instance else of_labels.gpu]
-                if points and points[-1][0] == at:
-                    if value > points[-1][1]:
-                        points[-1] = (at, value)
-                    continue
-                points.append((at, value))
-                if at - points[0][0] > LONGEST_SECONDS:
-                    _shorten(points, at)
+            value = self._value(number, of_labels, at, clocks)
+            if value is not None:
+                yield of_labels.device if self.per_instance else of_labels.gpu, value
 
     def forget(self, before: float) -> None:
         """Drop the points of before this unix time; of a value that is read rarely, an older one may be the latest."""
@@ -117,28 +123,33 @@ class ValueReader:
                 return False
         return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 
-    def _value(self, sample: ScrapedSample, labels: ReadLabels, at: float, clock: float | None) -> float | None:
-        """Return the value of a sample that is not its number."""
+    def _value(
+        self, number: float, labels: ReadLabels, at: float, clocks: Mapping[tuple[str, ...], float]
+    ) -> float | None:
+        """Return the value of a sample of this number."""
         way = self.way
         if way.codes:  # how long a code has been shown is unknown, so every code counts
-            return 1.0 if sample.value in way.codes else None
+            return 1.0 if number in way.codes else None
         if way.age_by:
-            return None if clock is None else clock - sample.value
+            clock = clocks.get(_exporter(labels.labels))
+            return None if clock is None else clock - number
         if way.bit is not None:
-            return float((int(sample.value) >> way.bit) & 1)
+            return float((int(number) >> way.bit) & 1)
+        if not way.rate:
+            return number * way.scale
         key = labels.series()
         last = self._before.get(key)
         if last is None:
-            self._before[key] = Count(at, sample.value, False)
+            self._before[key] = Count(at, number, False)
             return None
         elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)
-        same = sample.value == last.value
+        same = number == last.value
         if same and elapsed < period:
             return None
-        self._before[key] = Count(at - period, sample.value, last.fresh) if same else Count(at, sample.value, True)
+        self._before[key] = Count(at - period, number, last.fresh) if same else Count(at, number, True)
         if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not last.fresh):
             return None
-        increase = sample.value - last.value if sample.value >= last.value else sample.value
+        increase = number - last.value if number >= last.value else number
         value = increase / elapsed * way.scale
         return value if way.most is None else min(value, way.most)
 

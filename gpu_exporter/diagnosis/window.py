@@ -17,7 +17,9 @@ from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived,
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis import training_loops
 from gpu_exporter.diagnosis.scrape import (
+    ByName,
     Claim,
+    Column,
     DeviceKey,
     LabelReader,
     ReadLabels,
@@ -25,8 +27,9 @@ from gpu_exporter.diagnosis.scrape import (
     ScrapedSample,
     node_of,
     plausible,
+    samples_by_name,
 )
-from gpu_exporter.diagnosis.signal_reader import ByName, SignalReader, reader
+from gpu_exporter.diagnosis.signal_reader import SignalReader, reader
 from gpu_exporter.diagnosis.training_loops import LoopReader
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
@@ -255,14 +258,6 @@ def _job_of(devices: Mapping[DeviceKey, DeviceIdentity], device: DeviceKey) -> t
     return device.cluster, identity.namespace, identity.workload
 
 
-def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
-    """Return the samples by their names."""
-    by_name: dict[str, list[ScrapedSample]] = defaultdict(list)
-    for sample in samples:
-        by_name[sample.name].append(sample)
-    return by_name
-
-
 class Identities:
     """All devices with a UUID. What the last scrape says of a device counts.
 
@@ -277,7 +272,7 @@ class Identities:
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, set[Claim]] = {}
         # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
-        self.allocated: Sequence[ScrapedSample] = ()
+        self.allocated = Column(OWNERS_INFO, (), ())
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape at unix time `at`."""
@@ -285,23 +280,25 @@ class Identities:
         from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
         from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
         from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
-        measured: set[DeviceKey] = set()
-        # Many samples have the same labels: by their identity, with what those of `DCGM_*` series say about an owner.
-        identified: set[int] = set()
-        classic: dict[int, ReadLabels] = {}
-        for name, samples in by_name.items():
-            is_classic = name.startswith("DCGM_")
-            already: Collection[int] = classic if is_classic else identified
-            for _, labels, _ in samples:
-                if id(labels) not in already and (of_labels := read(labels)):
-                    if id(labels) not in identified:
-                        identified.add(id(labels))
+        measured: set[DeviceKey | None] = set()
+        # Many columns have the same labels. Those of `DCGM_*` series may name an owner.
+        identified: set[ReadLabels] = set()
+        classic: dict[ReadLabels, None] = {}
+        taken: set[tuple[ReadColumn, bool]] = set()
+        for name, column in by_name.items():
+            is_classic, of_column = name.startswith("DCGM_"), read.column(column)
+            if (of_column, is_classic) not in taken:
+                taken.add((of_column, is_classic))
+                of_devices = [each for each in of_column.read if each is not None]
+                for of_labels in of_devices:
+                    if of_labels not in identified:
+                        identified.add(of_labels)
                         _identify(devices, of_labels)
-                    if is_classic:
-                        classic[id(labels)] = of_labels
+                if is_classic:
+                    classic.update(dict.fromkeys(of_devices))
             if is_classic and name in ENGINES:
-                measured |= {classic[id(labels)].device for _, labels, _ in samples if id(labels) in classic}
-        for of_labels in classic.values():
+                measured.update(of_column.devices(per_instance=True))
+        for of_labels in classic:
             claim = of_labels.owner()
             from_classic[of_labels.device] |= {claim} if claim else set()
         for labels, _, key in _of_devices(by_name, m.POD_INFO.name, read):
@@ -321,13 +318,9 @@ class Identities:
             self.seen_at[device] = at
         owners = {**from_classic, **from_job_info, **from_pod_info}
         self._owners.update(owners)
-        self.allocated = [
-            ScrapedSample(
-                OWNERS_INFO, {"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance}, bool(claims)
-            )
-            for key, claims in owners.items()
-            if claims or key in measured
-        ]
+        allocated = {key: float(bool(claims)) for key, claims in owners.items() if claims or key in measured}
+        labels_of = [{"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance} for key in allocated]
+        self.allocated = Column(OWNERS_INFO, labels_of, list(allocated.values()))
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
         """Return the devices in order of node and index."""
@@ -353,9 +346,11 @@ def _identify(devices: dict[DeviceKey, DeviceIdentity], read: ReadLabels) -> Non
 
 def _of_devices(by_name: ByName, name: str, read: LabelReader) -> Iterator[tuple[Mapping[str, str], float, DeviceKey]]:
     """Yield the labels, the values and the devices of the samples of a name that have a device."""
-    for _, labels, value in by_name.get(name, ()):
-        if of_labels := read(labels):
-            yield labels, value, of_labels.device
+    column = by_name.get(name)
+    if column is not None:
+        for of_labels, value in zip(read.column(column).read, column.values, strict=True):
+            if of_labels:
+                yield of_labels.labels, value, of_labels.device
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
