@@ -66,18 +66,21 @@ class _Devices:
     def __init__(self) -> None:
         self.by_labels: dict[int, _Device] = {}  # by the identity of the labels
         self.unidentified = False  # whether a GPU has no UUID
-        self._known: dict[tuple[_Target, str, str], _Device] = {}
+        self._known: dict[tuple[str, ...], _Device] = {}
 
     def __iter__(self) -> Iterator[_Device]:
         return iter(self._known.values())
 
     def add(self, labels: Mapping[str, str]) -> _Device:
         """Return the device of labels that are new."""
-        target, uuid = _target(labels), labels.get("UUID", "")
-        self.unidentified = self.unidentified or (not uuid and "gpu" in labels)
-        key = target, uuid, labels.get("GPU_I_ID", "")
-        device = self.by_labels[id(labels)] = self._known.get(key) or _Device(target, uuid)
-        return self._known.setdefault(key, device)
+        get = labels.get
+        key = (get("cluster", ""), get("instance", ""), get("job", ""), get("UUID", ""), get("GPU_I_ID", ""))
+        device = self._known.get(key)
+        if device is None:
+            device = self._known[key] = _Device(_target(labels), labels.get("UUID", ""))
+        self.unidentified = self.unidentified or (not device.uuid and "gpu" in labels)
+        self.by_labels[id(labels)] = device
+        return device
 
     def look(self, scrapes: Iterable[Scrape]) -> None:
         """Note when each series of the devices was last seen."""
@@ -92,11 +95,15 @@ def present(scrapes: Sequence[Scrape]) -> Present:
     times: dict[_Target, list[float]] = defaultdict(list)
     devices = _Devices()
     by_labels = devices.by_labels
+    targets: dict[int, set[_Target]] = {}  # of the labels of a column, by their identity
     for scrape in scrapes:
         # Many samples have the same labels.
         columns = {id(column.labels): column.labels for column in samples_by_name(scrape.samples).values()}
-        labels = {id(each): each for column in columns.values() for each in column}
-        for target in {(by_labels.get(key) or devices.add(each)).target for key, each in labels.items()}:
+        for key, column in columns.items():
+            if key not in targets:
+                of_column = {by_labels.get(id(labels)) or devices.add(labels) for labels in column}
+                targets[key] = {device.target for device in of_column}
+        for target in set().union(*map(targets.__getitem__, columns)):
             times[target].append(scrape.at)
     now = scrapes[-1].at if scrapes else 0.0
     since = {target: _since(of_target, now) for target, of_target in times.items()}

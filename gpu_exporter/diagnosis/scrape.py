@@ -130,8 +130,7 @@ class ReadLabels:
 
     def series(self) -> Hashable:
         """Return what identifies a series among those of its name."""
-        if self._series is None:
-            self._series = frozenset(self.labels.items())
+        self._series = self._series or frozenset(self.labels.items())
         return self._series
 
     def series_of_buckets(self) -> Hashable:
@@ -157,12 +156,16 @@ class ReadColumn:
         self._devices: Sequence[DeviceKey | None] | None = None
         self._gpus: Sequence[DeviceKey | None] | None = None
 
+    def of_devices(self) -> Iterator[ReadLabels]:
+        """Yield what labels with a UUID say."""
+        return filter(None, self.read)
+
     def devices(self, *, per_instance: bool) -> Sequence[DeviceKey | None]:
         """Return the devices, or the GPUs that they are part of."""
         if per_instance:
-            self._devices = self._devices or [each and each.device for each in self.read]
+            self._devices = self._devices or [None if each is None else each.device for each in self.read]
             return self._devices
-        self._gpus = self._gpus or [each and each.gpu for each in self.read]
+        self._gpus = self._gpus or [None if each is None else each.gpu for each in self.read]
         return self._gpus
 
 

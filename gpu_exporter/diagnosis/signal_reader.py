@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
@@ -46,13 +46,8 @@ def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) ->
     return ShapeReader(way, per_instance, seconds) if way.shape else ValueReader(way, per_instance)
 
 
-class Count(NamedTuple):
-    """A counter, and since when it has this value. `fresh`: the value changed at `since`, so it was
-    really read at that time."""
-
-    since: float
-    value: float
-    fresh: bool
+# A counter: since when it has its value, the value, and whether it changed at that time, so was really read then.
+Count = tuple[float, float, bool]
 
 
 @dataclass(slots=True)
@@ -65,6 +60,10 @@ class ValueReader:
     _before: dict[Hashable, Count] = field(default_factory=dict)
     _forgot: float = -math.inf
     _first: float = math.inf
+    _period: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._period = PERIODS.get(self.way.name, 0.0)
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape."""
@@ -94,27 +93,37 @@ class ValueReader:
     def _values(
         self, at: float, column: Column, by_name: ByName, read: LabelReader
     ) -> Iterator[tuple[DeviceKey | None, float]]:
-        """Yield the values of the samples that have one which is not their number, with their devices."""
-        way = self.way
+        """Yield the values of the samples, which are not just their numbers, with their devices."""
+        way, is_selective = self.way, bool(self.way.where or self.way.any_of)
         # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
-        counted = {labels.get("UUID") for labels in by_name[m.XID_EVENTS.name].labels} if way.codes and m.XID_EVENTS.name in by_name else ()
+        counted = {sample.labels.get("UUID") for sample in by_name.get(m.XID_EVENTS.name, ())} if way.codes else ()
         clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
-        is_selective = bool(way.where or way.any_of)
         for of_labels, number in zip(read.column(column).read, column.values, strict=True):
             if of_labels is None or (is_selective and not self._matches(of_labels.labels)):
                 continue
-            if not -LARGEST <= number <= LARGEST or (counted and of_labels.device.uuid in counted):
+            if not -LARGEST <= number <= LARGEST or of_labels.device.uuid in counted:
                 continue
-            value = self._value(number, of_labels, at, clocks)
+            value: float | None
+            if way.rate:
+                value = self._rate(at, of_labels, number)
+            elif way.codes:  # how long a code has been shown is unknown, so every code counts
+                value = 1.0 if number in way.codes else None
+            elif way.age_by:
+                clock = clocks.get(_exporter(of_labels.labels))
+                value = None if clock is None else clock - number
+            elif way.bit is not None:
+                value = float((int(number) >> way.bit) & 1)
+            else:
+                value = number * way.scale
             if value is not None:
                 yield of_labels.device if self.per_instance else of_labels.gpu, value
 
     def forget(self, before: float) -> None:
         """Drop the points of before this unix time; of a value that is read rarely, an older one may be the latest."""
-        _forget(self.points, before, 3 * PERIODS.get(self.way.name, 0.0))
+        _forget(self.points, before, 3 * self._period)
         if before >= self._forgot + FORGET_SECONDS:  # not each time: there are thousands of counters
             self._forgot, oldest = before, before - FORGOTTEN_SECONDS
-            self._before = {key: count for key, count in self._before.items() if count.since >= oldest}
+            self._before = {key: count for key, count in self._before.items() if count[0] >= oldest}
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
@@ -123,34 +132,25 @@ class ValueReader:
                 return False
         return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 
-    def _value(
-        self, number: float, labels: ReadLabels, at: float, clocks: Mapping[tuple[str, ...], float]
-    ) -> float | None:
-        """Return the value of a sample of this number."""
-        way = self.way
-        if way.codes:  # how long a code has been shown is unknown, so every code counts
-            return 1.0 if number in way.codes else None
-        if way.age_by:
-            clock = clocks.get(_exporter(labels.labels))
-            return None if clock is None else clock - number
-        if way.bit is not None:
-            return float((int(number) >> way.bit) & 1)
-        if not way.rate:
-            return number * way.scale
-        key = labels.series()
+    def _rate(self, at: float, labels: ReadLabels, number: float) -> float | None:
+        """Return the rate of a counter; None until it was really read twice."""
+        key, period = labels.series(), self._period
         last = self._before.get(key)
         if last is None:
-            self._before[key] = Count(at, number, False)
+            self._before[key] = at, number, False
             return None
-        elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)
-        same = number == last.value
-        if same and elapsed < period:
+        since, before, fresh = last
+        elapsed = at - since
+        if number != before:
+            self._before[key] = at, number, True
+        elif elapsed >= period:
+            self._before[key] = at - period, number, fresh
+        else:
             return None
-        self._before[key] = Count(at - period, number, last.fresh) if same else Count(at, number, True)
-        if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not last.fresh):
+        if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not fresh):
             return None
-        increase = number - last.value if number >= last.value else number
-        value = increase / elapsed * way.scale
+        way = self.way
+        value = (number - before if number >= before else number) / elapsed * way.scale
         return value if way.most is None else min(value, way.most)
 
 
