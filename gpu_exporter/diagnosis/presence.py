@@ -95,15 +95,19 @@ def present(scrapes: Sequence[Scrape]) -> Present:
     times: dict[_Target, list[float]] = defaultdict(list)
     devices = _Devices()
     by_labels = devices.by_labels
-    targets: dict[int, set[_Target]] = {}  # of the labels of a column, by their identity
+    # The targets of the labels of a column, by their identity, and of the scrape before.
+    known: dict[int, tuple[Sequence[Mapping[str, str]], set[_Target]]] = {}
     for scrape in scrapes:
         # Many samples have the same labels.
         columns = {id(column.labels): column.labels for column in samples_by_name(scrape.samples).values()}
+        before, known = known, {}
         for key, column in columns.items():
-            if key not in targets:
+            same, targets = before.get(key, (None, set()))
+            if same is not column:
                 of_column = {by_labels.get(id(labels)) or devices.add(labels) for labels in column}
-                targets[key] = {device.target for device in of_column}
-        for target in set().union(*map(targets.__getitem__, columns)):
+                targets = {device.target for device in of_column}
+            known[key] = column, targets
+        for target in set().union(*(targets for _, targets in known.values())):
             times[target].append(scrape.at)
     now = scrapes[-1].at if scrapes else 0.0
     since = {target: _since(of_target, now) for target, of_target in times.items()}

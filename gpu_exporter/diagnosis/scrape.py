@@ -122,8 +122,10 @@ class ReadLabels:
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
-        self.device = key_of(labels, per_instance=True)
-        self.gpu = key_of(labels, per_instance=False) if self.device.instance else self.device
+        cluster, uuid, instance = labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "")
+        self.device = self.gpu = DeviceKey(cluster, uuid, instance)
+        if instance:
+            self.gpu = DeviceKey(cluster, uuid, "")
         self._series: Hashable = None
         self._series_of_buckets: Hashable = None
         self._owner: tuple[Claim | None] | None = None

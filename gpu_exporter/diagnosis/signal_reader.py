@@ -96,7 +96,8 @@ class ValueReader:
         """Yield the values of the samples, which are not just their numbers, with their devices."""
         way, is_selective = self.way, bool(self.way.where or self.way.any_of)
         # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
-        counted = {sample.labels.get("UUID") for sample in by_name.get(m.XID_EVENTS.name, ())} if way.codes else ()
+        counts = by_name.get(m.XID_EVENTS.name) if way.codes else None
+        counted = {labels.get("UUID") for labels in counts.labels} if counts else ()
         clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
         for of_labels, number in zip(read.column(column).read, column.values, strict=True):
             if of_labels is None or (is_selective and not self._matches(of_labels.labels)):
