@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from itertools import chain
 from math import inf
 from typing import Any
@@ -25,8 +24,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.masking import DiagnosisNames
-from gpu_exporter.diagnosis.scrape import DeviceKey, plausible
-from gpu_exporter.diagnosis.signal_reader import ByName
+from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, samples_by_name
 from gpu_exporter.diagnosis.window import (
     FAMILIES,
     DeviceIdentity,
@@ -34,8 +32,7 @@ from gpu_exporter.diagnosis.window import (
     SignalReaders,
     Signals,
     Window,
-    latest_of,
-    samples_by_name,
+    calculated,
 )
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -58,8 +55,8 @@ class RollingWindow(SignalReaders):
     def add(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape, which is newer than those before, and drop what is too old."""
         # Of a page with thousands of samples, a few families identify all devices and owners.
-        of_exporter = m.UP.name in by_name
-        self._read(at, by_name, {name: by_name.get(name, ()) for name in IDENTIFY} if of_exporter else by_name)
+        names = IDENTIFY if m.UP.name in by_name else by_name.keys()
+        self._read(at, by_name, {name: by_name[name] for name in names if name in by_name})
         self.forget(at - self._seconds)
 
     def seen_at(self, device: DeviceKey) -> float:
@@ -113,17 +110,16 @@ class _Formula:
         self, devices: Mapping[DeviceKey, DeviceIdentity], signals: Signals, since: float
     ) -> Mapping[DeviceKey, Points]:
         """Return its points since a time, and add those for which its inputs have new ones."""
-        for key in devices:
+        times: dict[DeviceKey, list[float]] = {}
+        before = {key: self._points.pop(key, []) for key in devices}
+        for key, of_key in before.items():
             inputs = [signals.get(signal, {}).get(key, ()) for signal in self._inputs]
-            before = self._points.pop(key, [])
-            if not all(inputs):
-                continue
-            last = before[-1][0] if before else -1.0
-            times = {t for points in inputs for t in _later(points, last)}
-            new = ((t, self._way.value(partial(latest_of, signals, key, t))) for t in sorted(times))
-            kept = [point for point in before if point[0] >= since]
-            kept += [(t, value) for t, value in new if value is not None and plausible(value)]
-            self._points[key] = kept or before[-1:]
+            if all(inputs):
+                last = of_key[-1][0] if of_key else -1.0
+                times[key] = sorted({t for points in inputs for t in _later(points, last)})
+        for key, new in calculated(self._way, times, signals).items():
+            kept = [point for point in before[key] if point[0] >= since]
+            self._points[key] = kept + new or before[key][-1:]
         return {key: self._points[key] for key in devices if key in self._points}
 
 

@@ -18,7 +18,7 @@ from gpu_exporter.conditions.averages import mean, median
 from gpu_exporter.conditions.evaluate import Device, Points
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Leaf, Over
-from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample, key_of, plausible
+from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, key_of, plausible
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.job_message import LONGEST_PHASE, STEP_BUCKETS, TRAINING, WAITING
 
@@ -243,7 +243,7 @@ class LoopReader:
         # The labels of the last scrape by their identity: those of the next one are often the same objects.
         self._read: Mapping[int, tuple[Mapping[str, str], RankLabels]] = {}
 
-    def take(self, at: float, by_name: Mapping[str, Sequence[ScrapedSample]]) -> None:
+    def take(self, at: float, by_name: ByName) -> None:
         """Add a scrape."""
         sums: dict[RankLabels, dict[Sum, float]] = defaultdict(dict)
         read: dict[int, tuple[Mapping[str, str], RankLabels]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -17,16 +17,20 @@ from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived,
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis import training_loops
 from gpu_exporter.diagnosis.scrape import (
+    ByName,
     Claim,
+    Column,
     DeviceKey,
     LabelReader,
+    ReadColumn,
     ReadLabels,
     Scrape,
     ScrapedSample,
     node_of,
     plausible,
+    samples_by_name,
 )
-from gpu_exporter.diagnosis.signal_reader import ByName, SignalReader, reader
+from gpu_exporter.diagnosis.signal_reader import SignalReader, reader
 from gpu_exporter.diagnosis.training_loops import LoopReader
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
@@ -84,14 +88,17 @@ class DeviceIdentity:
         """The workload with its namespace; empty if it is unknown."""
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
-    def over(self, earlier: DeviceIdentity) -> DeviceIdentity:
-        """Return this identity, with what is missing taken from an earlier one. Neither has an owner yet."""
+    def over(self, earlier: DeviceIdentity, down: str) -> DeviceIdentity:
+        """Return this identity, with what is missing taken from an earlier one, but without an owner.
+
+        `down` is why the GPU does not answer.
+        """
         return DeviceIdentity(
             gpu=self.gpu or earlier.gpu,
             model=self.model or earlier.model,
             node=self.node or earlier.node,
             has_instances=self.has_instances or earlier.has_instances,
-            down=self.down or earlier.down,
+            down=down or earlier.down,
             process=self.process or earlier.process,
         )
 
@@ -257,14 +264,6 @@ def _job_of(devices: Mapping[DeviceKey, DeviceIdentity], device: DeviceKey) -> t
     return device.cluster, identity.namespace, identity.workload
 
 
-def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
-    """Return the samples by their names."""
-    by_name: dict[str, list[ScrapedSample]] = defaultdict(list)
-    for sample in samples:
-        by_name[sample.name].append(sample)
-    return by_name
-
-
 class Identities:
     """All devices with a UUID. What the last scrape says of a device counts.
 
@@ -278,58 +277,26 @@ class Identities:
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, set[Claim]] = {}
+        # Of the last scrape: what labels say, by the names of their samples, and which devices these are of.
+        self._columns: list[tuple[str, ReadColumn]] = []
+        self._listed: Mapping[DeviceKey, DeviceIdentity] = {}
         # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
-        self.allocated: Sequence[ScrapedSample] = ()
+        self.allocated = Column(OWNERS_INFO, (), ())
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape at unix time `at`."""
-        devices: dict[DeviceKey, DeviceIdentity] = {}
-        from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
-        from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
-        from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
-        measured: set[DeviceKey] = set()
-        # Many samples have the same labels: by their identity, with what those of `DCGM_*` series say about an owner.
-        identified: set[int] = set()
-        classic: dict[int, ReadLabels] = {}
-        for name, samples in by_name.items():
-            is_classic = name.startswith("DCGM_")
-            already: Collection[int] = classic if is_classic else identified
-            for _, labels, _ in samples:
-                if id(labels) not in already and (of_labels := read(labels)):
-                    if id(labels) not in identified:
-                        identified.add(id(labels))
-                        _identify(devices, of_labels)
-                    if is_classic:
-                        classic[id(labels)] = of_labels
-            if is_classic and name in ENGINES:
-                measured |= {classic[id(labels)].device for _, labels, _ in samples if id(labels) in classic}
-        for of_labels in classic.values():
-            claim = of_labels.owner()
-            from_classic[of_labels.device] |= {claim} if claim else set()
-        for labels, _, key in _of_devices(by_name, m.POD_INFO.name, read):
-            claim = owner(m.POD_INFO.name, labels)
-            from_pod_info[key] |= {claim} if claim else set()
-        for labels, _, key in _of_devices(by_name, m.JOB_INFO.name, read):  # one for each step of a job
-            from_job_info[key].add(("", "", labels.get("job_id", "")))
-        for labels, value, key in _of_devices(by_name, m.DOWN.name, read):
-            if value == 1:
-                whole = devices[key._replace(instance="")]
-                whole.down = whole.down or labels.get("reason", "")
-        for labels, _, key in _of_devices(by_name, m.HOST_PROCESS.name, read):
-            process = {label: labels[label] for label in PROCESS_LABELS if labels.get(label)}
-            devices[key._replace(instance="")].process = process
-        for device, identity in devices.items():
-            self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
+        columns = [(name, read.column(column)) for name, column in by_name.items()]
+        if columns != self._columns:  # else all labels are the same objects as before
+            self._columns = columns
+            self._listed, owners, self.allocated = _identified(dict(columns))
+            self._owners.update(owners)
+        down: dict[DeviceKey, str] = {}
+        for sample in by_name.get(m.DOWN.name, ()):
+            if sample.value == 1 and (of_labels := read(sample.labels)):
+                down[of_labels.gpu] = down.get(of_labels.gpu) or sample.labels.get("reason", "")
+        for device, identity in self._listed.items():
+            self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()), down.get(device, ""))
             self.seen_at[device] = at
-        owners = {**from_classic, **from_job_info, **from_pod_info}
-        self._owners.update(owners)
-        self.allocated = [
-            ScrapedSample(
-                OWNERS_INFO, {"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance}, bool(claims)
-            )
-            for key, claims in owners.items()
-            if claims or key in measured
-        ]
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
         """Return the devices in order of node and index."""
@@ -338,6 +305,52 @@ class Identities:
             if len(claims) == 1:  # a GPU that several pods share has no single owner
                 ((devices[key].namespace, devices[key].pod, devices[key].workload),) = claims
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+
+
+def _identified(
+    columns: Mapping[str, ReadColumn],
+) -> tuple[Mapping[DeviceKey, DeviceIdentity], Mapping[DeviceKey, set[Claim]], Column]:
+    """Return the devices that labels name, by the names of the samples; the owners, and which devices are allocated."""
+    devices: dict[DeviceKey, DeviceIdentity] = {}
+    from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
+    from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
+    from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
+    measured: set[DeviceKey | None] = set()
+    # Many columns have the same labels. Those of `DCGM_*` series may name an owner.
+    identified: set[ReadLabels] = set()
+    classic: dict[ReadLabels, None] = {}
+    taken: set[tuple[ReadColumn, bool]] = set()
+    for name, column in columns.items():
+        is_classic = name.startswith("DCGM_")
+        if (column, is_classic) not in taken:
+            taken.add((column, is_classic))
+            for of_labels in column.of_devices():
+                if of_labels not in identified:
+                    identified.add(of_labels)
+                    _identify(devices, of_labels)
+                if is_classic:
+                    classic[of_labels] = None
+        if is_classic and name in ENGINES:
+            measured.update(column.devices(per_instance=True))
+    for of_labels in classic:
+        claim = of_labels.owner()
+        from_classic[of_labels.device] |= {claim} if claim else set()
+    for of_labels in _read(columns, m.POD_INFO.name):
+        claim = owner(m.POD_INFO.name, of_labels.labels)
+        from_pod_info[of_labels.device] |= {claim} if claim else set()
+    for of_labels in _read(columns, m.JOB_INFO.name):  # one for each step of a job
+        from_job_info[of_labels.device].add(("", "", of_labels.labels.get("job_id", "")))
+    for of_labels in _read(columns, m.HOST_PROCESS.name):
+        process = {label: of_labels.labels[label] for label in PROCESS_LABELS if of_labels.labels.get(label)}
+        devices[of_labels.gpu].process = process
+    owners = {**from_classic, **from_job_info, **from_pod_info}
+    allocated = {key: float(bool(claims)) for key, claims in owners.items() if claims or key in measured}
+    labels_of = [{"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance} for key in allocated]
+    return devices, owners, Column(OWNERS_INFO, labels_of, list(allocated.values()))
+
+
+def _read(columns: Mapping[str, ReadColumn], name: str) -> Iterable[ReadLabels]:
+    return columns[name].of_devices() if name in columns else ()
 
 
 def _identify(devices: dict[DeviceKey, DeviceIdentity], read: ReadLabels) -> None:
@@ -353,13 +366,6 @@ def _identify(devices: dict[DeviceKey, DeviceIdentity], read: ReadLabels) -> Non
         identity.has_instances = identity.has_instances or device is not read.device
 
 
-def _of_devices(by_name: ByName, name: str, read: LabelReader) -> Iterator[tuple[Mapping[str, str], float, DeviceKey]]:
-    """Yield the labels, the values and the devices of the samples of a name that have a device."""
-    for _, labels, value in by_name.get(name, ()):
-        if of_labels := read(labels):
-            yield labels, value, of_labels.device
-
-
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
     """A key by which numbers in texts sort by their value: a number is its length and its digits."""
     parts = (part.lstrip("0") if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9]+", text))
@@ -368,24 +374,32 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
 
 def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:
     """Return a signal that is computed from others, by device, at all times when one of these has a point."""
-    columns = {signal: signals.get(signal, {}) for signal in way.signals()}
-    by_device: dict[DeviceKey, Points] = {}
-    if not all(columns.values()):
-        return by_device
-    for key in devices:
-        of_device = {signal: column[key] for signal, column in columns.items() if key in column}
-        if len(of_device) < len(columns):
-            continue
-        times = sorted({t for points in of_device.values() for t, _ in points})
-        values = ((t, way.value(partial(_latest, of_device, t))) for t in times)
-        by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
-    return by_device
+    columns = [signals.get(signal, {}) for signal in way.signals()]
+    times: dict[DeviceKey, list[float]] = {}
+    for key in devices if all(columns) else ():
+        of_device = [column.get(key, ()) for column in columns]
+        if all(of_device):
+            times[key] = sorted({t for points in of_device for t, _ in points})
+    return calculated(way, times, signals)
 
 
-def _latest(of_device: Mapping[Signal, Points], t: float, signal: Signal) -> float | None:
-    return latest(of_device[signal], t)
+def calculated(
+    way: Derived, times: Mapping[DeviceKey, list[float]], signals: Signals
+) -> Mapping[DeviceKey, list[tuple[float, float]]]:
+    """Return a signal that is computed from others at some times, by device, from their last values until then."""
+    inputs: dict[Signal, list[float | None]] = {}
+    for signal in way.signals():
+        column = signals.get(signal, {})
+        inputs[signal] = [value for key, of_key in times.items() for value in _at(column.get(key, ()), of_key)]
+    values = iter(way.values(inputs))
+    return {
+        key: [(t, value) for t, value in zip(of_key, values, strict=False) if value is not None and plausible(value)]
+        for key, of_key in times.items()
+    }
 
 
-def latest_of(signals: Signals, key: DeviceKey, t: float, signal: Signal) -> float | None:
-    """Return the last value of a signal until time t; None if that is too old."""
-    return latest(signals.get(signal, {}).get(key, ()), t)
+def _at(points: Points, times: list[float]) -> Iterable[float | None]:
+    """Return the last value until each time; None if that is too old."""
+    if len(points) == len(times) and [t for t, _ in points] == times:
+        return [value for _, value in points]
+    return [latest(points, t) for t in times]

@@ -14,8 +14,8 @@ from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
 from gpu_exporter.diagnosis.report import as_dict
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
-from gpu_exporter.diagnosis.window import samples_by_name, seen
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
+from gpu_exporter.diagnosis.window import seen
 from tests import PACKAGED_RECORDINGS
 
 SECONDS = 5.0

@@ -13,8 +13,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Ramp
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
-from gpu_exporter.diagnosis.window import samples_by_name
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
 from tests.rules.loops import COUNTER, Loop, Story, Stretch, changed, paused, scaled
 
 LABEL = re.compile(r'(\w+)="([^"]*)"')
