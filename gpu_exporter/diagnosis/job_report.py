@@ -60,6 +60,7 @@ def _rank(rank: RankTotals) -> dict[str, Any]:
         "step_seconds": round(rank.step_seconds / rank.steps, 4) if rank.steps else None,
         "self_seconds": None if rank.own is None else round(rank.own, 4),
         "excess_seconds": round(rank.excess, 4),
+        **({"straggler_seconds": round(rank.straggled, 1)} if rank.straggled else {}),
         "activity": {name: round(seconds, 1) for name, seconds in rank.activity.items()},
         "restarts": rank.restarts,
     }
@@ -78,7 +79,7 @@ def lines(history: PastJob, price: float | None = None) -> Iterator[str]:
         yield "No incident was recorded."
     shown = history.ranks
     if len(shown) > MOST_RANKS:
-        worst = sorted(shown, key=lambda rank: (-rank.excess, -rank.lost))[:MOST_RANKS]
+        worst = sorted(shown, key=lambda rank: (-rank.excess, -rank.straggled, -rank.lost))[:MOST_RANKS]
         shown = [rank for rank in shown if rank in worst]
         yield f"Ranks, the {MOST_RANKS} of {len(history.ranks)} that lost most (--json has all):"
     elif shown:
@@ -162,8 +163,14 @@ def _row(rank: RankTotals) -> tuple[str, ...]:
         f"{rank.steps:.0f}" if rank.steps else "-",
         short_duration(rank.step_seconds / rank.steps) if rank.steps else "-",
         "-" if rank.own is None else short_duration(rank.own),
-        "straggler" if rank.excess else "",
+        _straggles(rank),
     )
+
+
+def _straggles(rank: RankTotals) -> str:
+    if rank.excess:
+        return "straggler"
+    return f"straggler for {duration(rank.straggled)}" if rank.straggled else ""
 
 
 def page(history: PastJob, price: float | None = None) -> str:
