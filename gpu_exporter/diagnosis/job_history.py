@@ -63,15 +63,16 @@ class NodeHistory:
 @dataclass(slots=True)
 class RankTotals:
     """What a GPU did for the job in the whole period. As a straggler, it needed `excess` seconds more than usual for
-    each step; `straggled` is for how many seconds incidents say so."""
+    each step; `straggled` is for how many seconds incidents say so.
+    `note` is what it does now."""
 
     node: str
     uuid: str
     gpu: str
     instance: str
     rank: str
-    start: float
-    end: float
+    start: float = 0.0
+    end: float = 0.0
     seconds: float = 0.0
     time: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: float = 0.0
@@ -82,6 +83,15 @@ class RankTotals:
     restarts: float = 0.0
     excess: float = 0.0
     straggled: float = 0.0
+    note: str = ""
+
+    def add_steps(self, steps: float, means: RankMeans) -> None:
+        """Add steps of a mean duration."""
+        self.steps += steps
+        self.step_seconds += means.step * steps
+        if means.own is not None:
+            self.self_steps += steps
+            self.self_seconds += means.own * steps
 
     @property
     def own(self) -> float | None:

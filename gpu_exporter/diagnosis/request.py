@@ -31,7 +31,8 @@ STARVED = "GpuHostCpuStarved"
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisRequest:
-    """What to diagnose: the recording in the settings or a phase of it, a remote exporter or Prometheus, or local GPUs.
+    """What to diagnose: the recording in the settings or a phase of it, a remote exporter or Prometheus, the exporters
+    of several nodes, or local GPUs.
 
     `seconds` is how long to watch, or how far a Prometheus looks back; None for the usual time.
     """
@@ -41,6 +42,7 @@ class DiagnosisRequest:
     seconds: float | None = None
     phase: str = ""
     one_job: bool = False
+    nodes: Sequence[Remote] = ()
 
 
 def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: threading.Event) -> DiagnosisResult:
@@ -51,6 +53,8 @@ def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: 
     config = request.config
     if config.recording:
         return diagnose_recording(recording(config.recording), request.phase)
+    if request.nodes:
+        return _diagnose_nodes(request, stop, watched)
     scrapes = _asked(request.remote, request.seconds, stop) if request.remote else _watched(request, stop)
     watched.set()
     result = diagnose_scrapes(scrapes, ONE_JOB if request.one_job else "")
@@ -59,6 +63,15 @@ def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: 
     if not request.remote:
         _name_neighbours(result.diagnoses, HostFiles(config.procfs, config.sysfs))
     return result if result.is_simulated else _with_profiles(result, request, scrapes.scrapes)
+
+
+def _diagnose_nodes(request: DiagnosisRequest, stop: threading.Event, watched: threading.Event) -> DiagnosisResult:
+    """Watch the exporters of several nodes, and return what they say about all GPUs together."""
+    from gpu_exporter.diagnosis.several_nodes import watch_nodes  # a client of HTTP, which local GPUs do not need
+
+    scrapes, several = watch_nodes(request.nodes, request.seconds, stop)
+    watched.set()
+    return replace(diagnose_scrapes(scrapes, ONE_JOB if request.one_job else ""), several=several)
 
 
 def _watched(request: DiagnosisRequest, stop: threading.Event) -> WatchedScrapes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.catalogue.workloads import owner
@@ -38,6 +38,15 @@ class DeviceKey(NamedTuple):
     cluster: str
     uuid: str
     instance: str
+
+
+# Returns the device as it was scraped: names may be masked.
+Measured = Callable[[DeviceKey], DeviceKey]
+
+
+def as_scraped(device: DeviceKey) -> DeviceKey:
+    """Return the same device: no name is masked."""
+    return device
 
 
 def key_of(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:

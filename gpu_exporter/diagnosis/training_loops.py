@@ -204,11 +204,29 @@ def _pauses(rank: RankHistory) -> bool:
     return any(rank.now.get((m.JOB_NOW[0].name, activity)) == 1 for activity in j.PAUSES)
 
 
+class RankMeans(NamedTuple):
+    """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
+    unknown), and the share of the time in pauses."""
+
+    step: float
+    own: float | None
+    paused: float
+
+
+class RankNow(NamedTuple):
+    """A rank that is there: what it did lately, None if too few steps say so, and how many steps it has completed."""
+
+    labels: RankLabels
+    means: RankMeans | None
+    steps: float
+
+
 @dataclass(slots=True)
 class LoopSignals:
     """The signals of training loops by device, and what else they say about a failure mode of a device, by its name."""
 
     now: float
+    ranks: list[RankNow] = field(default_factory=list)
     signals: dict[Signal, dict[Device, Points]] = field(default_factory=lambda: defaultdict(dict))
     evidence: dict[tuple[DeviceKey, str], dict[Leaf, float]] = field(default_factory=dict)
 
@@ -298,15 +316,6 @@ def _usual(values: Sequence[float]) -> float | None:
     return median(values) if len(values) >= j.FEW_RANKS else min(values) if len(values) > 1 else None
 
 
-class RankMeans(NamedTuple):
-    """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
-    unknown), and the share of the time in pauses."""
-
-    step: float
-    own: float | None
-    paused: float
-
-
 class SelfTime(NamedTuple):
     """By how much the self time of a rank exceeds the usual one, how far it may do so by chance, and how much of a step
     a rank may wait because others pause: shares of a step, which takes `step` seconds."""
@@ -345,7 +354,9 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
 def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
     """Add how the ranks of a job compare with each other."""
     grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
-    for key, self_time in self_times({key: _means(growth) for key, growth in grown.items()}).items():
+    means = {key: _means(growth) for key, growth in grown.items()}
+    found.ranks += (RankNow(key, means.get(key), rank.now.get(_STEP_COUNT, 0.0)) for key, rank in ranks.items())
+    for key, self_time in self_times(means).items():
         if found.add(j.SELF_EXCESS, key, self_time.excess):
             for signal, value in self_time.signals().items():
                 found.signals[signal][key.device] = [(found.now, value)]
