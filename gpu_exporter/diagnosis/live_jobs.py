@@ -100,6 +100,7 @@ def _ranks(
             if loop.labels in compared and any(match.mode.name == STRAGGLER for match in diagnosis.matches):
                 rank.excess = compared[loop.labels].excess * compared[loop.labels].step
         state = rank_state(window, replace(diagnosis, device=measured(device)))
+        state = RankState.WAITED_FOR if rank.excess else state
         rank.note = "does not answer" if diagnosis.is_down else _STATES.get(state, "")
         yield rank
 
