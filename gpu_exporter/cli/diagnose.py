@@ -130,7 +130,8 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     if any(of_job.values()):
         raise GpuExporterError("--since, --from and --to are for a job: name it with --job")
     remotes = [_remote(url, credentials) for url in (where.addresses() if where.is_several else urls)]
-    asked = {"nodes": remotes} if where.is_several else {"remote": next(iter(remotes), None)}
+    asked: dict[str, Any] = {"nodes": remotes} if where.is_several else {"remote": next(iter(remotes), None)}
+    asked["job"] = where.slurm_job
     request = DiagnosisRequest(Config(**values), **asked, **what)
     _refuse_ignored(request)
     is_asked = request.remote or request.nodes
@@ -232,7 +233,7 @@ def print_diagnosis(request: DiagnosisRequest, output: Output) -> tuple[int, boo
     else:
         for line in _lines(result, output):
             click.echo(line)
-    return report.exit_code(result.diagnoses, result.absent), result.clean
+    return report.result_code(result), result.clean
 
 
 def _write_page(path: Path, result: DiagnosisResult, output: Output) -> None:

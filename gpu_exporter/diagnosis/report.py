@@ -52,6 +52,12 @@ def exit_code(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> 
     return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if is_reported(diagnosis)) else 2
 
 
+def result_code(result: DiagnosisResult) -> int:
+    """Return the exit code of a result: 2 instead of 0 if a node is missing."""
+    code = exit_code(result.diagnoses, result.absent)
+    return 2 if code == 0 and result.several and result.several.missing else code
+
+
 def as_json(result: DiagnosisResult, price: float | None = None, measured: Measured = as_scraped) -> dict[str, Any]:
     """Return a result for JSON: what was watched, the profiles, the incidents and the GPUs, and of several nodes the
     ranks and links."""
@@ -110,8 +116,10 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     hints = (hint(result.diagnoses), APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else "")
     for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints)):
         yield line, ""
-    code = exit_code(result.diagnoses, result.absent)
-    if code == 0 and has_headroom(result.diagnoses):
+    code = result_code(result)
+    if code == 2 and result.several and result.several.missing:
+        yield "nothing wrong was found on the nodes that answered", ""
+    elif code == 0 and has_headroom(result.diagnoses):
         yield "no fault was found, but the GPUs could do more: see where their time went and which limit they reach", ""
     elif code == 0:
         yield "nothing wrong was found", "good"

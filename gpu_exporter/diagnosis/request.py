@@ -24,6 +24,7 @@ from gpu_exporter.owners.host_owner import host_evidence
 from gpu_exporter.sources.choice import is_remote, make_source, recording
 
 if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.several_nodes import SeveralNodes
     from gpu_exporter.http.client import Remote
 
 STARVED = "GpuHostCpuStarved"
@@ -34,7 +35,8 @@ class DiagnosisRequest:
     """What to diagnose: the recording in the settings or a phase of it, a remote exporter or Prometheus, the exporters
     of several nodes, or local GPUs.
 
-    `seconds` is how long to watch, or how far a Prometheus looks back; None for the usual time.
+    `seconds` is how long to watch, or how far a Prometheus looks back; None for the usual time. Of several nodes, only
+    the GPUs of `job` count, if it is given.
     """
 
     config: Config
@@ -43,6 +45,7 @@ class DiagnosisRequest:
     phase: str = ""
     one_job: bool = False
     nodes: Sequence[Remote] = ()
+    job: str = ""
 
 
 def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: threading.Event) -> DiagnosisResult:
@@ -71,7 +74,20 @@ def _diagnose_nodes(request: DiagnosisRequest, stop: threading.Event, watched: t
 
     scrapes, several = watch_nodes(request.nodes, request.seconds, stop)
     watched.set()
-    return replace(diagnose_scrapes(scrapes, ONE_JOB if request.one_job else ""), several=several)
+    result = replace(diagnose_scrapes(scrapes, ONE_JOB if request.one_job else ""), several=several)
+    return _only(result, several, request.job) if request.job and not request.one_job else result
+
+
+def _only(result: DiagnosisResult, several: SeveralNodes, job: str) -> DiagnosisResult:
+    """Return only the GPUs of a job; if none is known, all GPUs and a note."""
+    from gpu_exporter.diagnosis.several_nodes import NodeNote
+
+    of_loops = {rank.labels.device for rank in result.window.ranks_now if rank.labels.job_id == job}
+    known = [each for each in result.diagnoses if each.identity.workload == job or each.device in of_loops]
+    if known:
+        return replace(result, diagnoses=known)
+    note = NodeNote(f"no exporter says which GPUs job {job} has (docs/attribution.md): all GPUs of its nodes count", ())
+    return replace(result, several=replace(several, notes=[*several.notes, note]))
 
 
 def _watched(request: DiagnosisRequest, stop: threading.Event) -> WatchedScrapes:

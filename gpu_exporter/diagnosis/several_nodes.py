@@ -59,10 +59,11 @@ class NodeNote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SeveralNodes:
-    """What else is known of nodes that were watched together: what is doubtful, and the bus bandwidth (bytes per
-    second) of collectives across nodes, as NCCL's Inspector measures it, by node."""
+    """What else is known of nodes that were watched together: what is doubtful, how many are missing at the end, and
+    the bus bandwidth (bytes per second) of collectives across nodes, as NCCL's Inspector measures it, by node."""
 
     notes: Sequence[NodeNote] = ()
+    missing: int = 0
     collectives: Mapping[str, Mapping[Operation, float]] = field(default_factory=dict)
 
     def masked(self, names: DiagnosisNames) -> SeveralNodes:
@@ -92,7 +93,8 @@ def watch_nodes(
     distinct = list(first.values())
     scrapes = list(merge(*(node.aligned() for node in distinct), key=attrgetter("at")))
     notes = [*_notes(nodes, distinct), *(_same(node, first[node.uuids]) for node in watched if node not in distinct)]
-    several = SeveralNodes(notes, {node.name: found for node in distinct if (found := node.collectives())})
+    missing = sum(bool(node.problem) for node in nodes)
+    several = SeveralNodes(notes, missing, {node.name: found for node in distinct if (found := node.collectives())})
     exporters = f"{len(distinct)} {'exporter' if len(distinct) == 1 else 'exporters'}"
     return WatchedScrapes(scrapes, exporters, min(seconds, time.monotonic() - begin)), several
 
