@@ -192,9 +192,9 @@ def _refuse_ignored(request: DiagnosisRequest) -> None:
 
     config, is_asked = request.config, bool(request.remote or request.nodes)
     if is_asked and config.recording:
-        raise GpuExporterError("--url and --recording exclude each other: give one")
+        raise GpuExporterError(f"{'--url' if request.remote else 'nodes'} and --recording exclude each other: give one")
     if is_asked or config.recording:
-        instead = "--recording" if config.recording else "--url"
+        instead = "--recording" if config.recording else "--url" if request.remote else "asking nodes"
         if config.source != AUTO.name and not (config.recording and config.source == REPLAY.name):
             raise GpuExporterError(f"--source {config.source} and {instead} exclude each other: give one")
         if config.recording and request.seconds:

@@ -40,11 +40,11 @@ Operation = tuple[str, str]
 
 
 class NodeNote(NamedTuple):
-    """What is doubtful about nodes. `{}` in `words` stands for their names; `why` may contain other names."""
+    """What is doubtful about nodes. `{}` in `words` stands for their names; `exact` says more, with further names."""
 
     words: str
     nodes: tuple[str, ...]
-    why: str = ""
+    exact: str = ""
 
     def masked(self, names: DiagnosisNames) -> NodeNote:
         """Return it with other names."""
@@ -54,7 +54,7 @@ class NodeNote(NamedTuple):
 
     def __str__(self) -> str:
         more = f" and {len(self.nodes) - MOST_NAMES} more" if len(self.nodes) > MOST_NAMES else ""
-        return self.words.format(", ".join(self.nodes[:MOST_NAMES]) + more) + (f": {self.why}" if self.why else "")
+        return self.exact or self.words.format(", ".join(self.nodes[:MOST_NAMES]) + more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +169,9 @@ class _WatchedNode:
 def _notes(nodes: Sequence[_WatchedNode], watched: Sequence[_WatchedNode]) -> Iterator[NodeNote]:
     for node in nodes:
         if not node.scrapes:
-            yield NodeNote("missing: {}", (node.instance,), node.problem)
+            yield NodeNote("missing: {}", (node.instance,), f"missing: {node.problem}")
         elif node.problem:
-            yield NodeNote("{} stopped answering", (node.name,), node.problem)
+            yield NodeNote("{} stopped answering", (node.name,), f"{node.name} stopped answering: {node.problem}")
     by_version: dict[str, list[str]] = defaultdict(list)
     for node in watched:
         by_version[node.version].append(node.name)
