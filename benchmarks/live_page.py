@@ -1,6 +1,6 @@
-"""Measures what the live page costs: its history alone, kept on disk, and 20 open pages.
+"""Measures what the live page costs: its history alone, kept on disk, and 16 open pages.
 
-    python -m benchmarks.live_page [--seconds 60] [--rounds 2] [--gpus 8] [--pages 20]
+    python -m benchmarks.live_page [--seconds 60] [--rounds 2] [--gpus 8] [--pages 16]
 
 Runs four exporters per round, side by side: without the page (`--live-page false`), with it, with what it keeps on disk
 of incidents and jobs (`--state-dir`), and with open pages that read the stream. In turn, their CPU would differ more by
@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="how long a run is measured (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="how often all are run (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="GPUs of the fake driver (default: %(default)s)")
-    parser.add_argument("--pages", type=int, default=20, help="open pages (default: %(default)s)")
+    parser.add_argument("--pages", type=int, default=16, help="open pages (default: %(default)s)")
     chosen = parser.parse_args()
     run, costs = begin(__name__, chosen), list[Cost]()
     with environment(chosen.gpus) as env, tempfile.TemporaryDirectory() as folder:

@@ -354,7 +354,7 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
 def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
     """Add how the ranks of a job compare with each other."""
     grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
-    means = {key: _means(growth) for key, growth in grown.items()}
+    means = {key: _means(growth) for key, growth in grown.items() if _STEP_SUM in growth}
     found.ranks += (RankNow(key, means.get(key), rank.now.get(_STEP_COUNT, 0.0)) for key, rank in ranks.items())
     for key, self_time in self_times(means).items():
         if found.add(j.SELF_EXCESS, key, self_time.excess):
