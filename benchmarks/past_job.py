@@ -118,18 +118,10 @@ def measure(gpus: int, minutes: float, out: Path) -> int:
             end = time.monotonic() + REPORT_SECONDS
             while time.monotonic() < end and not list(out.glob(f"{JOB}-*.json")):
                 time.sleep(2)
-        except Interrupted:
-            say("interrupted")
-        diagnose = [
-            "diagnose",
-            "--job",
-            JOB,
-            "--url",
-            f"http://127.0.0.1:{port}",
-            "--report",
-            str(out / "diagnose.html"),
-        ]
-        subprocess.run([sys.executable, "-m", "gpu_exporter", *diagnose], check=False)
+        except (Interrupted, subprocess.CalledProcessError) as error:
+            say(f"not all was trained: {type(error).__name__} {error}")
+        asked = ["--job", JOB, "--url", f"http://127.0.0.1:{port}", "--report", str(out / "diagnose.html")]
+        subprocess.run([sys.executable, "-m", "gpu_exporter", "diagnose", *asked], check=False)
         for each in sorted((folder / "state").glob("history-*.jsonl")):
             with history.open("ab") as whole, each.open("rb") as of_day:
                 shutil.copyfileobj(of_day, whole)

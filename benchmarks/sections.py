@@ -364,7 +364,12 @@ def exposition(numbers: Numbers) -> Shown:
 
 def live_page(numbers: Numbers) -> Shown:
     """Return one row for each way to run the exporter: the median of its rounds."""
-    ways = {"off": "without history and diagnoses", "on": "with them", "pages": f"with {numbers['pages']} open pages"}
+    ways = {
+        "off": "without history and diagnoses",
+        "on": "with them",
+        "kept": "with incidents and jobs kept on disk, too (`--state-dir`)",
+        "pages": f"with {numbers['pages']} open pages",
+    }
     rows = []
     for name, words in ways.items():
         rounds = [row for row in numbers["rows"] if row["name"] == name]

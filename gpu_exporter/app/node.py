@@ -177,12 +177,16 @@ def _live(
         raise GpuExporterError("--job-reports: reports are made of what --state-dir keeps", fix="give --state-dir")
     if not config.live_page:
         return None
+    from gpu_exporter.diagnosis.ended_jobs import JobReports
     from gpu_exporter.diagnosis.kept_history import KeptHistory
     from gpu_exporter.live_page.monitor import LiveMonitor
     from gpu_exporter.live_page.thread import LiveNode
+    from gpu_exporter.reports.masking import Names
 
     is_local = source.live and not is_remote(config, source.name)
-    kept = KeptHistory(config.state_dir if is_local else None, config.job_reports, name)
+    names = Names(mask=config.mask_names)
+    reports = JobReports(config.job_reports, name, names) if config.job_reports else None
+    kept = KeptHistory(config.state_dir if is_local else None, reports)
     monitor = LiveMonitor(name, config.interval, events, kept, mask_names=config.mask_names)
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 

@@ -352,7 +352,7 @@ def _job(name: str, kind: Kind, unit: str, help: str, edges: tuple[float, ...] =
 JOB_SENT: Mapping[str, Metric] = {
     name: _job(key.metric.removeprefix("gpu_job_"), HISTOGRAM if key.kind == job_message.HISTOGRAM else COUNTER, key.unit, key.help, STEP_BUCKETS if key.kind == job_message.HISTOGRAM else ())
     for name, key in KEYS.items() if key.metric}
-JOB_STEPPED_AT = _job("last_step_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds at which the last step of a rank ended; absent before the first step.")
+JOB_STEPPED_AT = _job("last_step_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds at which the last step of a rank ended; absent before the first step, and when its process has ended.")
 JOB_NOW        = tuple(
     _job("activity", GAUGE, "bool", "What a rank does now: 1 for training, evaluation, checkpoint or compile, 0 for the others.", labels=(("activity", activity),))
     for activity in ACTIVITIES)

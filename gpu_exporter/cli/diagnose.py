@@ -19,6 +19,7 @@ import click
 
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
+from gpu_exporter.cli.nodes import NodesOption
 from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, leave, stop_event
@@ -79,13 +80,18 @@ class Output:
     "--url",
     "urls",
     multiple=True,
-    help="URL of an exporter or a Prometheus to ask, instead of this machine's GPUs; with --job, several exporters.",
+    help="URL of an exporter or a Prometheus to ask, instead of this machine's GPUs. Several: exporters of one job.",
 )
 @click.option("--job", default="", help="Report on a job, also one that has ended, from what its exporters have kept.")
 @click.option("--since", default="", help="With --job: how far to look back (default: 24h), or since which time.")
 @click.option("--from", "begin", default="", help="With --job: as --since, such as 2026-01-31T22:00.")
 @click.option("--to", "end", default="", help="With --job: until when (default: now).")
-@click.option("--nodes", default="", help="With --job: the nodes as Slurm lists them, such as 'node[01-16]'.")
+@click.option("--nodes", default="", help="Ask the exporters of these nodes, as Slurm lists them: 'node[01-16]'.")
+@click.option(
+    "--slurm-job",
+    default="",
+    help="Ask the exporters of the nodes of this Slurm job: $SLURM_JOB_NODELIST within the job, else what squeue says.",
+)
 @login_options
 @click.option(
     "--gpu-price", "price", type=click.FloatRange(min=0), help="USD per GPU-hour, to say what the loss costs."
@@ -100,10 +106,10 @@ class Output:
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose_command(urls: Sequence[str], **values: Any) -> None:
-    """It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
-    minutes, with or without gpu-exporter's rules, or reads a recording. It reports a problem at once, while an alert
-    waits longer before it fires. With --job, it reports on a job from what its exporters have kept. docs/diagnose.md
-    explains the reports.
+    """It watches the GPUs of this machine, an exporter (--url) or those of a job's nodes for a while, queries a
+    Prometheus (--url) for the last minutes, with or without gpu-exporter's rules, or reads a recording. It reports a
+    problem at once, while an alert waits longer before it fires. With --job, it reports on a job from what its
+    exporters have kept. docs/diagnose.md explains the reports.
 
     Exit code 0 if nothing is wrong; 1 if something was found; 2 if that could not be determined.
     """
@@ -114,18 +120,22 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
     if output.mask_names and not output.report:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
-    of_job = {name: values.pop(name) for name in ("job", "nodes", "since", "begin", "end")}
+    of_job = {name: values.pop(name) for name in ("job", "since", "begin", "end")}
+    where = NodesOption(urls, values.pop("nodes"), values.pop("slurm_job"), Config().address.port)
     if of_job["job"]:
         _refuse_beside_job(values, what)
         from gpu_exporter.cli.job_report import JobRequest, report_job
 
-        raise SystemExit(report_job(JobRequest(urls=urls, **of_job), credentials, Config().address.port, output))
-    if any(of_job.values()) or len(urls) > 1:
-        raise GpuExporterError("several --url, --nodes, --since, --from and --to are for a job: name it with --job")
-    url = next(iter(urls), "")
-    request = DiagnosisRequest(Config(**values), _remote(url, credentials) if url else None, **what)
+        raise SystemExit(report_job(JobRequest(where=where, **of_job), credentials, output))
+    if any(of_job.values()):
+        raise GpuExporterError("--since, --from and --to are for a job: name it with --job")
+    remotes = [_remote(url, credentials) for url in (where.addresses() if where.is_several else urls)]
+    asked: dict[str, Any] = {"nodes": remotes} if where.is_several else {"remote": next(iter(remotes), None)}
+    asked["job"] = where.slurm_job
+    request = DiagnosisRequest(Config(**values), **asked, **what)
     _refuse_ignored(request)
-    is_live = not request.remote and not request.config.recording and SOURCE_KINDS[request.config.source].live
+    is_asked = request.remote or request.nodes
+    is_live = not is_asked and not request.config.recording and SOURCE_KINDS[request.config.source].live
     loops = LocalLoops(Config().address.port) if is_live else None
     result = print_diagnosis(request, output)
     if loops and (jobs := loops.jobs()):
@@ -180,11 +190,11 @@ def _refuse_ignored(request: DiagnosisRequest) -> None:
     """Raise GpuExporterError for options that exclude each other, or that a recording or a URL would ignore."""
     from gpu_exporter.sources.choice import refuse_unread
 
-    config = request.config
-    if request.remote and config.recording:
-        raise GpuExporterError("--url and --recording exclude each other: give one")
-    if request.remote or config.recording:
-        instead = "--recording" if config.recording else "--url"
+    config, is_asked = request.config, bool(request.remote or request.nodes)
+    if is_asked and config.recording:
+        raise GpuExporterError(f"{'--url' if request.remote else 'nodes'} and --recording exclude each other: give one")
+    if is_asked or config.recording:
+        instead = "--recording" if config.recording else "--url" if request.remote else "asking nodes"
         if config.source != AUTO.name and not (config.recording and config.source == REPLAY.name):
             raise GpuExporterError(f"--source {config.source} and {instead} exclude each other: give one")
         if config.recording and request.seconds:
@@ -223,7 +233,7 @@ def print_diagnosis(request: DiagnosisRequest, output: Output) -> tuple[int, boo
     else:
         for line in _lines(result, output):
             click.echo(line)
-    return report.exit_code(result.diagnoses, result.absent), result.clean
+    return report.result_code(result), result.clean
 
 
 def _write_page(path: Path, result: DiagnosisResult, output: Output) -> None:
@@ -258,4 +268,6 @@ def _progress(request: DiagnosisRequest) -> Progress:
         return Progress("Reading the recording")
     if request.remote:
         return Progress(f"Asking {printable(request.remote.url, 80)}", request.seconds)
+    if request.nodes:
+        return Progress(f"Watching {len(request.nodes)} exporters", request.seconds or WATCH_SECONDS)
     return Progress("Watching the GPUs", (request.seconds or WATCH_SECONDS) + TICK_SECONDS)

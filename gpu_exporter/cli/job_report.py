@@ -12,24 +12,23 @@ from typing import Any
 
 import click
 
+from gpu_exporter.cli.nodes import NodesOption
 from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.io.user_text import past
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.reports.numbers import moment
 
 USUAL_SINCE = "24h"
-PLACE = "{node}"
 # How many other jobs an error names.
 MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """Which job, when, and where its nodes are; texts as the user wrote them."""
+    """Which job, where its nodes are, and when; texts as the user wrote them."""
 
     job: str
-    urls: Sequence[str]
-    nodes: str = ""
+    where: NodesOption
     since: str = ""
     begin: str = ""
     end: str = ""
@@ -44,24 +43,8 @@ class JobRequest:
             option = "--from" if self.begin else "--since"
             raise GpuExporterError(f"{option}: {error}") from error
 
-    def addresses(self, port: int) -> list[str]:
-        """Return the URLs of the exporters. Raises GpuExporterError."""
-        from gpu_exporter.diagnosis.job_sources import hosts
 
-        if not self.nodes:
-            if any(PLACE in url for url in self.urls):
-                raise GpuExporterError(f"--url with {PLACE}: say which nodes with --nodes")
-            return list(dict.fromkeys(self.urls)) or [f"http://localhost:{port}"]
-        template = self.urls[0] if self.urls else f"http://{PLACE}:{port}"
-        if len(self.urls) > 1 or PLACE not in template:
-            raise GpuExporterError(f"--nodes: give one --url with {PLACE} in it, such as http://{PLACE}:9400")
-        try:
-            return [template.replace(PLACE, host) for host in hosts(self.nodes)]
-        except ValueError as error:
-            raise GpuExporterError(f"--nodes: {error}") from error
-
-
-def report_job(request: JobRequest, credentials: Mapping[str, Any], port: int, output: Any) -> int:
+def report_job(request: JobRequest, credentials: Mapping[str, Any], output: Any) -> int:
     """Print the report, and write it to a file if that is asked for. Returns the exit code.
 
     Raises GpuExporterError if nothing is known of the job.
@@ -72,7 +55,7 @@ def report_job(request: JobRequest, credentials: Mapping[str, Any], port: int, o
     from gpu_exporter.http.client import Remote
 
     since, until = request.period(time.time())
-    remotes = [Remote(url, **credentials) for url in request.addresses(port)]
+    remotes = [Remote(url, **credentials) for url in request.where.addresses()]
     nodes, missing = histories(remotes, request.job, since, until)
     if missing and not nodes:
         further = f" (and {len(missing) - 1} more nodes)" if len(missing) > 1 else ""

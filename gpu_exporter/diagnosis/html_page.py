@@ -107,10 +107,12 @@ def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
         diagnoses=[diagnosis for _, diagnosis in shown],
         absent=[names.absent(gpus) for gpus in result.absent],
         source=names.source(result.source),
+        several=result.several and result.several.masked(names),
         profiles=(),
         profile_lines={},
     )
     remarks = [
+        *report.notes(named),
         report.phases_together(result),
         *report.time_lines(result.diagnoses, price),
         report.hint(result.diagnoses),
@@ -129,6 +131,9 @@ def _document(content: _Content) -> Iterator[str]:
     yield from _verdict(content)
     yield from _incidents(content)
     yield from _overview(content)
+    measured = content.measured
+    if nodes := report.nodes_report(content.result, lambda device: measured[device]):
+        yield from nodes.html()
     for remark in content.remarks:
         yield f"<p>{safe_text(remark)}</p>\n"
     charted = 0
@@ -139,7 +144,7 @@ def _document(content: _Content) -> Iterator[str]:
         yield f"<p>Only the first {MOST_CHARTED} GPUs, the worst ones, have charts.</p>\n"
     yield from _runbooks(content)
     yield from _about(content.result)
-    yield from page_foot(report.as_json(content.result, content.price), "diagnosis")
+    yield from page_foot(report.as_json(content.result, content.price, lambda device: measured[device]), "diagnosis")
 
 
 def _verdict(content: _Content) -> Iterator[str]:

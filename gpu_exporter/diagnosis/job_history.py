@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
-from gpu_exporter.catalogue.failure_modes.mode import Place, Severity
-from gpu_exporter.conditions.averages import median
+from gpu_exporter.catalogue.failure_modes.mode import STRAGGLING_GPU, Place, Severity
+from gpu_exporter.conditions.evaluate import holds
 from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS, KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.masking import DiagnosisNames
-from gpu_exporter.diagnosis.training_loops import ENOUGH
+from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.training_loops import ENOUGH, STRAGGLER, RankMeans, SelfTime, self_times
+from gpu_exporter.diagnosis.window import DeviceIdentity, Signals, Window
 from gpu_exporter.model.job_message import TRAINING
 
 MODE = {mode.name: mode for mode in MODES}
@@ -60,28 +62,49 @@ class NodeHistory:
 
 @dataclass(slots=True)
 class RankTotals:
-    """What a GPU did for the job in the whole period."""
+    """What a GPU did for the job in the whole period. As a straggler, it needed `excess` seconds more than usual for
+    each step; `straggled` is for how many seconds incidents say so.
+    `note` is what it does now."""
 
     node: str
     uuid: str
     gpu: str
     instance: str
     rank: str
-    start: float
-    end: float
+    start: float = 0.0
+    end: float = 0.0
     seconds: float = 0.0
     time: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: float = 0.0
     step_seconds: float = 0.0
     self_seconds: float = 0.0
+    self_steps: float = 0.0
     activity: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     restarts: float = 0.0
     excess: float = 0.0
+    straggled: float = 0.0
+    note: str = ""
+
+    def add_steps(self, steps: float, means: RankMeans) -> None:
+        """Add steps of a mean duration."""
+        self.steps += steps
+        self.step_seconds += means.step * steps
+        if means.own is not None:
+            self.self_steps += steps
+            self.self_seconds += means.own * steps
 
     @property
     def own(self) -> float | None:
-        """The mean duration of a step without waiting for other ranks; None if too few steps were seen."""
-        return self.self_seconds / self.steps if self.steps >= ENOUGH and self.self_seconds else None
+        """The mean duration of a step without waiting for other ranks; None if too few steps say so."""
+        return self.self_seconds / self.self_steps if self.self_steps >= ENOUGH and self.self_seconds else None
+
+    @property
+    def means(self) -> RankMeans | None:
+        """What ranks are compared by; None if too few steps were seen."""
+        if self.steps < ENOUGH or not self.seconds:
+            return None
+        paused = sum(self.activity.get(activity, 0.0) for activity in j.PAUSES)
+        return RankMeans(self.step_seconds / self.steps, self.own, paused / self.seconds)
 
     @property
     def lost(self) -> float:
@@ -166,7 +189,8 @@ def job_history(
                 total.steps += gpu.steps
                 total.step_seconds += gpu.step_seconds
                 total.self_seconds += gpu.self_seconds
-                total.restarts = max(total.restarts, gpu.restarts)
+                total.self_steps += gpu.self_steps
+                total.restarts += gpu.restarts
                 for cause, seconds in gpu.time.items():
                     total.time[cause] += seconds
                 for activity, seconds in gpu.activity.items():
@@ -181,6 +205,7 @@ def job_history(
     of_job = sorted(ranks.values(), key=_place)
     _compare(of_job)
     incidents = joined(found)
+    _note_straggling(of_job, incidents)
     times = [time for rank in of_job for time in (rank.start, rank.end)] or [
         time for each in incidents for time in (each.start, each.end or each.seen)
     ]
@@ -322,16 +347,31 @@ def _join_silent(ranks: dict[tuple[str, ...], RankTotals]) -> None:
 
 
 def _compare(ranks: Sequence[RankTotals]) -> None:
-    """Note by how many seconds the steps of a rank take longer than usual, if that is more than chance."""
-    own = {id(rank): rank.own for rank in ranks if rank.own is not None}
-    values = [value for value in own.values() if value is not None]
-    if len(values) < 2:
-        return
-    usual = median(values) if len(values) >= j.FEW_RANKS else min(values)
-    for rank in ranks:
-        value = own.get(id(rank))
-        if value is not None and value - usual > j.SHARE_OF_FEW * usual:
-            rank.excess = value - usual
+    """Note which ranks are stragglers in the whole period, as the live diagnosis judges the last seconds."""
+    means = {place: known for place, rank in enumerate(ranks) if (known := rank.means)}
+    for place, self_time in self_times(means).items():
+        if is_straggler(self_time):
+            ranks[place].excess = self_time.excess * self_time.step
+
+
+def is_straggler(self_time: SelfTime) -> bool:
+    """Return whether a rank that compares so with the others of its job is a straggler."""
+    condition = MODE[STRAGGLER].on_node
+    assert condition
+    rank = DeviceKey("", "", "")
+    signals: Signals = {signal: {rank: [(0.0, value)]} for signal, value in self_time.signals().items()}
+    return holds(condition, Window(0.0, {rank: DeviceIdentity()}, signals), rank) is True
+
+
+def _note_straggling(ranks: Sequence[RankTotals], incidents: Iterable[KeptIncident]) -> None:
+    """Note for how long incidents call a rank a straggler."""
+    for each in incidents:
+        if each.cause in STRAGGLING_GPU and each.severity != "info":
+            culprits = {(gpu.get("UUID", ""), gpu.get("GPU_I_ID", "")) for gpu in each.culprits}
+            for rank in ranks:
+                end = min(each.end or each.seen, rank.end)
+                if (rank.uuid, rank.instance) in culprits and end > max(each.start, rank.start):
+                    rank.straggled += end - max(each.start, rank.start)
 
 
 def _remarks(nodes: Sequence[NodeHistory], ranks: Sequence[RankTotals]) -> Iterable[str]:
@@ -345,6 +385,10 @@ def _remarks(nodes: Sequence[NodeHistory], ranks: Sequence[RankTotals]) -> Itera
             yield f"the clock of {node.node} is {abs(node.ahead):.0f} s {side} this machine's: its times are as it says"
         if not node.kept:
             yield f"{node.node} keeps no history of jobs, and incidents only since its start: give it --state-dir"
+    silent = [int(rank.rank) for rank in ranks if rank.rank.isdecimal() and rank.steps and rank.own is None]
+    if silent and len(ranks) > 1:
+        whose = f"{'rank' if len(silent) == 1 else 'ranks'} {ranges(sorted(set(silent)))}"
+        yield f"{whose} did not tell the time of their own work (StepTimer.watch does), so they are not compared"
     numbers = {int(rank.rank) for rank in ranks if rank.rank.isdecimal()}
     absent = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
     if absent:

@@ -17,7 +17,8 @@ from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.job_history import NodeHistory
-from gpu_exporter.diagnosis.kept_history import RANK_FAMILIES, KeptHistory
+from gpu_exporter.diagnosis.job_usage import RANK_FAMILIES
+from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.remote_scrapes import QUERY_SECONDS, queried
 from gpu_exporter.diagnosis.rolling import Current, RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, samples_by_name

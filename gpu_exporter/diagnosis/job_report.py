@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
@@ -42,9 +42,14 @@ def as_json(history: PastJob, price: float | None = None) -> dict[str, Any]:
             {**each.as_dict(), **({"lost_usd": round(each.lost_gpu_hours * price, 2)} if price is not None else {})}
             for each in history.incidents
         ],
-        "ranks": [_rank(rank) for rank in history.ranks],
+        "ranks": ranks_as_json(history.ranks),
         "remarks": list(history.remarks),
     }
+
+
+def ranks_as_json(ranks: Iterable[RankTotals]) -> list[dict[str, Any]]:
+    """Return ranks for JSON, without what is unknown."""
+    return [_rank(rank) for rank in ranks]
 
 
 def _rank(rank: RankTotals) -> dict[str, Any]:
@@ -60,6 +65,8 @@ def _rank(rank: RankTotals) -> dict[str, Any]:
         "step_seconds": round(rank.step_seconds / rank.steps, 4) if rank.steps else None,
         "self_seconds": None if rank.own is None else round(rank.own, 4),
         "excess_seconds": round(rank.excess, 4),
+        "straggler_seconds": round(rank.straggled, 1) or None,
+        "state": rank.note,
         "activity": {name: round(seconds, 1) for name, seconds in rank.activity.items()},
         "restarts": rank.restarts,
     }
@@ -76,18 +83,32 @@ def lines(history: PastJob, price: float | None = None) -> Iterator[str]:
             yield f"    -> {advice}"
     if not history.incidents:
         yield "No incident was recorded."
-    shown = history.ranks
-    if len(shown) > MOST_RANKS:
-        worst = sorted(shown, key=lambda rank: (-rank.excess, -rank.lost))[:MOST_RANKS]
-        shown = [rank for rank in shown if rank in worst]
-        yield f"Ranks, the {MOST_RANKS} of {len(history.ranks)} that lost most (--json has all):"
-    elif shown:
-        yield "Ranks:"
-    rows = [_HEAD, *map(_row, shown)] if shown else []
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))] if rows else []
+    yield from rank_lines("Ranks", history.ranks)
+    yield from (f"Note: {remark}" for remark in history.remarks)
+
+
+def rank_lines(title: str, ranks: Sequence[RankTotals]) -> Iterator[str]:
+    """Yield a table of ranks as text; of many, those that lost most."""
+    shown = ranks
+    if len(ranks) > MOST_RANKS:
+        worst = sorted(ranks, key=lambda rank: (-rank.excess, not rank.note, -rank.straggled, -rank.lost))[:MOST_RANKS]
+        shown = [rank for rank in ranks if rank in worst]
+        title = f"{title}, the {MOST_RANKS} of {len(ranks)} that lost most (--json has all)"
+    if shown:
+        yield f"{title}:"
+        yield from aligned([_HEAD, *map(_row, shown)])
+
+
+def rank_table(ranks: Sequence[RankTotals], label: str) -> Iterator[str]:
+    """Yield a table of ranks as HTML."""
+    yield from table(_HEAD, [list(map(safe_text, _row(rank))) for rank in ranks], label)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "    " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-    yield from (f"Note: {remark}" for remark in history.remarks)
 
 
 def _summary(history: PastJob, price: float | None) -> Iterator[str]:
@@ -162,8 +183,14 @@ def _row(rank: RankTotals) -> tuple[str, ...]:
         f"{rank.steps:.0f}" if rank.steps else "-",
         short_duration(rank.step_seconds / rank.steps) if rank.steps else "-",
         "-" if rank.own is None else short_duration(rank.own),
-        "straggler" if rank.excess else "",
+        _straggles(rank),
     )
+
+
+def _straggles(rank: RankTotals) -> str:
+    if rank.note or rank.excess:
+        return ", ".join(filter(None, ("straggler" if rank.excess else "", rank.note)))
+    return f"straggler for {duration(rank.straggled)}" if rank.straggled else ""
 
 
 def page(history: PastJob, price: float | None = None) -> str:
@@ -185,6 +212,6 @@ def _document(history: PastJob, price: float | None) -> Iterator[str]:
         yield f"</ul>\n<p>{safe_text(_advice(each))}</p>\n"
     if history.ranks:
         yield "<h2>Ranks</h2>\n"
-        yield from table(_HEAD, [list(map(safe_text, _row(rank))) for rank in history.ranks], "Ranks")
+        yield from rank_table(history.ranks, "Ranks")
     yield from (f"<p>{safe_text(remark)}</p>\n" for remark in history.remarks)
     yield from page_foot(as_json(history, price), "diagnosis")

@@ -73,7 +73,9 @@ class GpuUsage:
     time: dict[str, float] = field(default_factory=dict)
     steps: float = 0.0
     step_seconds: float = 0.0
+    # A step timer may know the self time of only some steps.
     self_seconds: float = 0.0
+    self_steps: float = 0.0
     activity: dict[str, float] = field(default_factory=dict)
     restarts: float = 0.0
 

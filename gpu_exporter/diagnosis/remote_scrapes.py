@@ -66,16 +66,17 @@ def remote_scrapes(remote: Remote, seconds: float | None, stop: threading.Event)
         return queried(remote, FAMILIES, seconds or LAST_SECONDS)
     gather.watchable(seconds or gather.WATCH_SECONDS)
     parse = TextParser(is_read)
-    scrapes = [_scrape(remote, parse)]
+    scrapes = [scraped(remote, parse)]
     end = time.monotonic() + (seconds or gather.WATCH_SECONDS)
     while time.monotonic() < end and not stop.wait(gather.TICK_SECONDS):
-        scrape = _scrape(remote, parse)
+        scrape = scraped(remote, parse)
         if scrape.at > scrapes[-1].at:  # else it is the same collection, or the exporter's clock was set back
             scrapes.append(scrape)
     return scrapes
 
 
-def _scrape(remote: Remote, parse: TextParser) -> Scrape:
+def scraped(remote: Remote, parse: TextParser) -> Scrape:
+    """Scrape an exporter once. Raises GpuExporterError."""
     base = Remote(exporter_url(remote.url), *remote.credentials)
     try:
         return gather.stamped(parse(base.metrics()))

@@ -21,13 +21,14 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
 from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
-from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.diagnosis.words import LONGEST_NAME, name_of, names_of, series, statement
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.source_kind import DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 
 if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.nodes_report import NodesReport
     from gpu_exporter.diagnosis.result import DiagnosisResult
 
 UNKNOWN_CLASS = "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why"
@@ -51,13 +52,38 @@ def exit_code(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> 
     return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if is_reported(diagnosis)) else 2
 
 
-def as_json(result: DiagnosisResult, price: float | None = None) -> dict[str, Any]:
-    """Return a result for JSON: what was watched, the profiles, the incidents and the GPUs."""
+def result_code(result: DiagnosisResult) -> int:
+    """Return the exit code of a result: 2 instead of 0 if a node is missing."""
+    code = exit_code(result.diagnoses, result.absent)
+    return 2 if code == 0 and result.several and result.several.missing else code
+
+
+def as_json(result: DiagnosisResult, price: float | None = None, measured: Measured = as_scraped) -> dict[str, Any]:
+    """Return a result for JSON: what was watched, the profiles, the incidents and the GPUs, and of several nodes the
+    ranks and links."""
     about: dict[str, Any] = {"source": result.source, "watched_seconds": round(result.seconds, 1)}
+    if result.several:
+        about["notes"] = list(notes(result))
     if result.profiles:
         about["profiles"] = list(result.profiles)
     found = as_dict(result.diagnoses, result.absent, price)
-    return {**about, **found, "incidents": incident_words.with_code(found["incidents"], result.profile_lines)}
+    nodes = nodes_report(result, measured)
+    incidents = incident_words.with_code(found["incidents"], result.profile_lines)
+    return {**about, **found, "incidents": incidents, **(nodes.as_json() if nodes else {})}
+
+
+def nodes_report(result: DiagnosisResult, measured: Measured = as_scraped) -> NodesReport | None:
+    """Return what a result says of the ranks and links of several nodes; None if it is of one exporter."""
+    if result.several is None:
+        return None
+    from gpu_exporter.diagnosis.nodes_report import NodesReport  # few results need it
+
+    return NodesReport(result, result.several, measured)
+
+
+def notes(result: DiagnosisResult) -> Iterator[str]:
+    """Yield what is doubtful about several nodes."""
+    yield from map(str, result.several.notes if result.several else ())
 
 
 def report_lines(result: DiagnosisResult, *, every: bool, verbose: bool, price: float | None) -> Iterator[str]:
@@ -66,14 +92,17 @@ def report_lines(result: DiagnosisResult, *, every: bool, verbose: bool, price: 
     # Without a GPU that can be judged, there is one empty line.
     code = result.profile_lines
     yield from list(lines(result.diagnoses, every=every, verbose=verbose, price=price, code=code)) or [""]
+    if nodes := nodes_report(result):
+        yield from nodes.lines()
     yield from (line for line, _ in end(result, price))
 
 
 def beginning(result: DiagnosisResult) -> Iterator[tuple[str, str]]:
-    """Yield what is said before the GPUs, with its style: which are absent, and what was watched."""
+    """Yield what is said before the GPUs, with its style: which are absent, what was watched, and what is doubtful."""
     for line in absences(result.absent):
         yield line, "bad"
     yield origin(result), ""
+    yield from ((f"Note: {note}", "") for note in notes(result))
     if phases := phases_together(result):
         yield phases, ""
 
@@ -87,8 +116,10 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     hints = (hint(result.diagnoses), APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else "")
     for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints)):
         yield line, ""
-    code = exit_code(result.diagnoses, result.absent)
-    if code == 0 and has_headroom(result.diagnoses):
+    code = result_code(result)
+    if code == 2 and result.several and result.several.missing:
+        yield "nothing wrong was found on the nodes that answered", ""
+    elif code == 0 and has_headroom(result.diagnoses):
         yield "no fault was found, but the GPUs could do more: see where their time went and which limit they reach", ""
     elif code == 0:
         yield "nothing wrong was found", "good"

@@ -24,6 +24,7 @@ from gpu_exporter.owners.host_owner import host_evidence
 from gpu_exporter.sources.choice import is_remote, make_source, recording
 
 if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.several_nodes import SeveralNodes
     from gpu_exporter.http.client import Remote
 
 STARVED = "GpuHostCpuStarved"
@@ -31,9 +32,11 @@ STARVED = "GpuHostCpuStarved"
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisRequest:
-    """What to diagnose: the recording in the settings or a phase of it, a remote exporter or Prometheus, or local GPUs.
+    """What to diagnose: the recording in the settings or a phase of it, a remote exporter or Prometheus, the exporters
+    of several nodes, or local GPUs.
 
-    `seconds` is how long to watch, or how far a Prometheus looks back; None for the usual time.
+    `seconds` is how long to watch, or how far a Prometheus looks back; None for the usual time. Of several nodes, only
+    the GPUs of `job` count, if it is given.
     """
 
     config: Config
@@ -41,6 +44,8 @@ class DiagnosisRequest:
     seconds: float | None = None
     phase: str = ""
     one_job: bool = False
+    nodes: Sequence[Remote] = ()
+    job: str = ""
 
 
 def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: threading.Event) -> DiagnosisResult:
@@ -51,6 +56,8 @@ def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: 
     config = request.config
     if config.recording:
         return diagnose_recording(recording(config.recording), request.phase)
+    if request.nodes:
+        return _diagnose_nodes(request, stop, watched)
     scrapes = _asked(request.remote, request.seconds, stop) if request.remote else _watched(request, stop)
     watched.set()
     result = diagnose_scrapes(scrapes, ONE_JOB if request.one_job else "")
@@ -59,6 +66,28 @@ def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: 
     if not request.remote:
         _name_neighbours(result.diagnoses, HostFiles(config.procfs, config.sysfs))
     return result if result.is_simulated else _with_profiles(result, request, scrapes.scrapes)
+
+
+def _diagnose_nodes(request: DiagnosisRequest, stop: threading.Event, watched: threading.Event) -> DiagnosisResult:
+    """Watch the exporters of several nodes, and return what they say about all GPUs together."""
+    from gpu_exporter.diagnosis.several_nodes import watch_nodes  # a client of HTTP, which local GPUs do not need
+
+    scrapes, several = watch_nodes(request.nodes, request.seconds, stop)
+    watched.set()
+    result = replace(diagnose_scrapes(scrapes, ONE_JOB if request.one_job else ""), several=several)
+    return _only(result, several, request.job) if request.job and not request.one_job else result
+
+
+def _only(result: DiagnosisResult, several: SeveralNodes, job: str) -> DiagnosisResult:
+    """Return only the GPUs of a job; if none is known, all GPUs and a note."""
+    from gpu_exporter.diagnosis.several_nodes import NodeNote
+
+    of_loops = {rank.labels.device for rank in result.window.ranks_now if rank.labels.job_id == job}
+    known = [each for each in result.diagnoses if each.identity.workload == job or each.device in of_loops]
+    if known:
+        return replace(result, diagnoses=known)
+    note = NodeNote(f"no exporter says which GPUs job {job} has (docs/attribution.md): all GPUs of its nodes count", ())
+    return replace(result, several=replace(several, notes=[*several.notes, note]))
 
 
 def _watched(request: DiagnosisRequest, stop: threading.Event) -> WatchedScrapes:

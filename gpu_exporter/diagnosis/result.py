@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
@@ -15,6 +15,9 @@ from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.window import Window, seen
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.recording.format import job_of
+
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.several_nodes import SeveralNodes
 
 # The job of which all GPUs are ranks, if nothing else tells their job.
 ONE_JOB = "all"
@@ -27,8 +30,8 @@ class DiagnosisResult:
 
     `source` is the kind of their source or its URL, which was watched for `seconds`; `recorded` is the recording, if it
     is one. `driver` is the version of the driver, if it is known. `profiles` are those of their processes as in JSON,
-    `profile_lines` what these say, by UUID, and `profile_problem` why they are not shown. `clean` is False if a driver
-    call is stuck.
+    `profile_lines` what these say, by UUID, and `profile_problem` why they are not shown. `several` is set if several
+    exporters were watched. `clean` is False if a driver call is stuck.
     """
 
     source: str
@@ -41,6 +44,7 @@ class DiagnosisResult:
     profiles: Sequence[Mapping[str, Any]] = ()
     profile_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     profile_problem: str = ""
+    several: SeveralNodes | None = None
     clean: bool = True
 
     @property

@@ -220,11 +220,11 @@ def _jobs(window: Window, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[s
     for device, diagnosis in diagnoses.items():
         identity = diagnosis.identity
         if identity.workload and not (identity.has_instances and not device.instance):
-            jobs.setdefault(identity.job, []).append(Rank(device, _state(window, diagnosis)))
+            jobs.setdefault(identity.job, []).append(Rank(device, rank_state(window, diagnosis)))
     return {name: ranks for name, ranks in jobs.items() if len(ranks) > 1}
 
 
-def _state(window: Window, diagnosis: Diagnosis) -> RankState:
+def rank_state(window: Window, diagnosis: Diagnosis) -> RankState:
     """Return the state of a rank, by its class and the shares of its time.
 
     The others wait for a straggler, and in a hang for those that never entered the collective.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, NamedTuple
@@ -108,6 +108,15 @@ class DeviceKey(NamedTuple):
     cluster: str
     uuid: str
     instance: str
+
+
+# Returns the device as it was scraped: names may be masked.
+Measured = Callable[[DeviceKey], DeviceKey]
+
+
+def as_scraped(device: DeviceKey) -> DeviceKey:
+    """Return the same device: no name is masked."""
+    return device
 
 
 def key_of(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:

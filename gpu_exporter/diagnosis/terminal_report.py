@@ -42,6 +42,9 @@ def report_lines(
         price=price,
         code=result.profile_lines,
     )
+    if nodes := report.nodes_report(result):
+        yield ""
+        yield from nodes.lines()
     yield ""
     yield from _sentences(report.end(result, price), width, style)
 

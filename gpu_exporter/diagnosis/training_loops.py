@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
@@ -206,11 +206,29 @@ def _pauses(rank: RankHistory) -> bool:
     return any(rank.now.get((m.JOB_NOW[0].name, activity)) == 1 for activity in j.PAUSES)
 
 
+class RankMeans(NamedTuple):
+    """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
+    unknown), and the share of the time in pauses."""
+
+    step: float
+    own: float | None
+    paused: float
+
+
+class RankNow(NamedTuple):
+    """A rank that is there: what it did lately, None if too few steps say so, and how many steps it has completed."""
+
+    labels: RankLabels
+    means: RankMeans | None
+    steps: float
+
+
 @dataclass(slots=True)
 class LoopSignals:
     """The signals of training loops by device, and what else they say about a failure mode of a device, by its name."""
 
     now: float
+    ranks: list[RankNow] = field(default_factory=list)
     signals: dict[Signal, dict[Device, Points]] = field(default_factory=lambda: defaultdict(dict))
     evidence: dict[tuple[DeviceKey, str], dict[Leaf, float]] = field(default_factory=dict)
 
@@ -300,33 +318,61 @@ def _usual(values: Sequence[float]) -> float | None:
     return median(values) if len(values) >= j.FEW_RANKS else min(values) if len(values) > 1 else None
 
 
-def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
-    """Compare the ranks of a job with each other."""
-    grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
-    own = {
-        key: growth[_SELF_SUM] / growth[_SELF_COUNT]
-        for key, growth in grown.items()
-        if growth.get(_SELF_COUNT, 0.0) >= (ENOUGH if growth[SECONDS] >= LEAST_SECONDS else USUAL_STEPS)
-        and _SELF_SUM in growth
-    }
+class SelfTime(NamedTuple):
+    """By how much the self time of a rank exceeds the usual one, how far it may do so by chance, and how much of a step
+    a rank may wait because others pause: shares of a step, which takes `step` seconds."""
+
+    excess: float
+    margin: float
+    pause_wait: float
+    step: float
+
+    def signals(self) -> Mapping[Signal, float]:
+        """Return the values of the signals by which a failure mode judges a rank."""
+        return {j.SELF_EXCESS: self.excess, j.SELF_MARGIN: self.margin, j.PAUSE_WAIT: self.pause_wait}
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
+    """Compare the ranks of a job with each other; empty if fewer than two have a self time."""
+    own = {key: rank.own for key, rank in ranks.items() if rank.own is not None}
     usual = _usual(list(own.values()))
-    if usual is None:
-        return
-    step = median([growth[_STEP_SUM] / growth[_STEP_COUNT] for growth in grown.values()])
-    if step <= 0:
-        return
+    step = median([rank.step for rank in ranks.values()]) if ranks else 0.0
+    if usual is None or step <= 0:
+        return {}
     excess = {key: value - usual for key, value in own.items()}
     margin = j.SHARE_OF_FEW * usual
     if len(own) >= j.FEW_RANKS:
         deviation = j.DEVIATION_OF_MEDIANS * median([abs(each) for each in excess.values()])
         margin = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
-    paused = [sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS] for growth in grown.values()]
+    paused = [rank.paused for rank in ranks.values()]
     spread = max(paused) - min(paused)
-    for key, more in excess.items():
-        if found.add(j.SELF_EXCESS, key, more / step):
-            found.signals[j.SELF_MARGIN][key.device] = [(found.now, margin / step)]
-            found.signals[j.PAUSE_WAIT][key.device] = [(found.now, spread / (1 - spread) if spread < 1 else 1e9)]
+    pause_wait = spread / (1 - spread) if spread < 1 else 1e9
+    return {key: SelfTime(more / step, margin / step, pause_wait, step) for key, more in excess.items()}
+
+
+def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
+    """Add how the ranks of a job compare with each other."""
+    grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
+    means = {key: _means(growth) for key, growth in grown.items() if _STEP_SUM in growth}
+    found.ranks += (RankNow(key, means.get(key), rank.now.get(_STEP_COUNT, 0.0)) for key, rank in ranks.items())
+    for key, self_time in self_times(means).items():
+        if found.add(j.SELF_EXCESS, key, self_time.excess):
+            for signal, value in self_time.signals().items():
+                found.signals[signal][key.device] = [(found.now, value)]
             found.tell(STRAGGLER, key, ranks[key], _phase_excess(key, grown))
+
+
+def _means(growth: Mapping[Sum, float]) -> RankMeans:
+    enough = ENOUGH if growth[SECONDS] >= LEAST_SECONDS else USUAL_STEPS
+    known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
+    return RankMeans(
+        growth[_STEP_SUM] / growth[_STEP_COUNT],
+        growth[_SELF_SUM] / growth[_SELF_COUNT] if known else None,
+        sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS],
+    )
 
 
 def _phase_excess(key: RankLabels, grown: Mapping[RankLabels, Mapping[Sum, float]]) -> Mapping[str, float]:

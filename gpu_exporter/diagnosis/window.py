@@ -31,7 +31,7 @@ from gpu_exporter.diagnosis.scrape import (
     samples_by_name,
 )
 from gpu_exporter.diagnosis.signal_reader import SignalReader, reader
-from gpu_exporter.diagnosis.training_loops import LoopReader
+from gpu_exporter.diagnosis.training_loops import LoopReader, RankNow
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -116,6 +116,8 @@ class Window:
     of_loops: Mapping[tuple[DeviceKey, str], TermValues] = field(default_factory=dict)
     # Ranks of jobs that have not run for the whole window: a difference may only be that one has begun before another.
     begins: frozenset[Device] = frozenset()
+    # The ranks of training loops that are there.
+    ranks_now: Sequence[RankNow] = ()
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def by_device(self, signal: Signal) -> Mapping[Device, Points]:
@@ -249,7 +251,8 @@ class SignalReaders:
                     if points:
                         signals[signal].setdefault(device, points)
         loops = self._loops.signals(self._now, partial(_job_of, devices))
-        return Window(self._now, devices, {**signals, **loops.signals}, limits, of_loops=loops.evidence)
+        every = {**signals, **loops.signals}
+        return Window(self._now, devices, every, limits, of_loops=loops.evidence, ranks_now=loops.ranks)
 
     def _derived(
         self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Signals

@@ -89,6 +89,7 @@ class SimulatedNode:
                     self._sample(m.JOB_RANK_INFO, gpu, who, 1.0),
                     self._sample(m.JOB_STEP, gpu, who, self._steps, "_count"),
                     self._sample(m.JOB_STEP, gpu, who, self._steps * STEP, "_sum"),
+                    self._sample(m.JOB_SELF, gpu, who, self._steps, "_count"),
                     self._sample(m.JOB_SELF, gpu, who, self._steps * own, "_sum"),
                     self._sample(m.JOB_ACTIVITY, gpu, (*who, ("activity", "training")), self._steps * STEP),
                 ]

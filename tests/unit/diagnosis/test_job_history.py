@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from gpu_exporter.diagnosis.job_history import joined
+from gpu_exporter.diagnosis.job_history import NodeHistory, PastJob, job_history, joined
+from gpu_exporter.diagnosis.job_report import as_json, lines
 from gpu_exporter.diagnosis.job_sources import hosts
-from gpu_exporter.diagnosis.kept_records import KeptIncident
+from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptIncident, KeptUsage
 
 
 def incident(cause: str, start: float, end: float, node: str, job: str = "ml/train", **others: Any) -> KeptIncident:
@@ -33,6 +34,65 @@ def incident(cause: str, start: float, end: float, node: str, job: str = "ml/tra
 def test_what_belongs_together(found: Sequence[tuple[Any, ...]], causes: Sequence[str] | None) -> None:
     expected = [each[0] for each in found] if causes is None else list(causes)
     assert [each.cause for each in joined(incident(*each) for each in found)] == expected
+
+
+def past_job(own: Sequence[float | None], incidents: Sequence[KeptIncident] = (), **others: Any) -> PastJob:
+    """Return the history of a job whose ranks have these self times in each of 1000 steps of a second.
+
+    `others` are fields of the first rank.
+    """
+    gpus = [
+        GpuUsage(f"GPU-{rank}", str(rank), rank=str(rank), job="ml/train", seconds=1000.0, steps=1000, step_seconds=1e3)
+        for rank in range(len(own))
+    ]
+    for gpu, seconds in zip(gpus, own, strict=True):
+        if seconds is not None:
+            gpu.self_seconds, gpu.self_steps = seconds * 1000, 1000
+    for name, value in others.items():
+        setattr(gpus[0], name, value)
+    node = NodeHistory("node", "1", incidents=[*incidents], usage=[KeptUsage(0.0, 1000.0, gpus)])
+    return job_history("train", 0.0, 1000.0, [node])
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "stragglers"),
+    [
+        # Many ranks that hardly differ: by more than chance and 5 % of a step.
+        ([0.7, 0.5, 0.5, 0.5, 0.51], {}, ["0"]),
+        ([0.6, 0.5, 0.5, 0.5, 0.51], {}, ["0"]),
+        ([0.54, 0.5, 0.5, 0.5, 0.51], {}, []),
+        # They differ anyway.
+        ([0.7, 0.4, 0.5, 0.6, 0.45, 0.55], {}, []),
+        # Of a few ranks, by 25 % of the lowest.
+        ([0.6, 0.5], {}, []),
+        ([0.65, 0.5, 0.52], {}, ["0"]),
+        # The others wait while it saves checkpoints.
+        ([0.6, 0.5, 0.5, 0.5, 0.51], {"activity": {"checkpoint": 200.0, "training": 800.0}}, []),
+        # Only some steps are profiled.
+        ([0.5, 0.5, 0.5, 0.5], {"self_seconds": 5.0, "self_steps": 10.0}, []),
+        ([0.5, 0.5, 0.5, 0.5], {"self_seconds": 8.0, "self_steps": 10.0}, ["0"]),
+    ],
+)
+def test_stragglers(own: Sequence[float | None], others: Mapping[str, Any], stragglers: Sequence[str]) -> None:
+    """The live diagnosis judges the last seconds by the same rule: see test_training_loops.py."""
+    assert [rank.rank for rank in past_job(own, **others).ranks if rank.excess] == stragglers
+
+
+def test_a_rank_that_does_not_tell_its_self_time_is_not_compared() -> None:
+    history = past_job([None, 0.5, 0.5])
+    assert not [rank for rank in history.ranks if rank.excess]
+    assert [remark for remark in history.remarks if remark.startswith("rank 0 did not tell")]
+    assert not past_job([0.5, 0.5, 0.5]).remarks
+
+
+def test_a_rank_that_was_a_straggler_for_a_while_is_marked() -> None:
+    """On average over the whole period it hardly differs."""
+    gpus = [{"gpu": "1", "UUID": "GPU-1"}]
+    found = KeptIncident("1", "GpuJobStraggler", "warning", "slow", 100.0, 400.0, 400.0, gpus, jobs=["ml/train"])
+    history = past_job([0.5, 0.51, 0.5, 0.5], [found])
+    assert [(rank.excess, rank.straggled) for rank in history.ranks] == [(0, 0), (0, 300), (0, 0), (0, 0)]
+    assert [line for line in lines(history) if line.endswith("straggler for 5 min")]
+    assert as_json(history)["ranks"][1]["straggler_seconds"] == 300
 
 
 @pytest.mark.parametrize(

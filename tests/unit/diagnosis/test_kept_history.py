@@ -11,10 +11,11 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis import history_store
-from gpu_exporter.diagnosis.ended_jobs import write_report
+from gpu_exporter.diagnosis.ended_jobs import JobReports
 from gpu_exporter.diagnosis.history_store import HistoryStore
-from gpu_exporter.diagnosis.kept_history import USAGE_SECONDS, KeptHistory
-from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS
+from gpu_exporter.diagnosis.job_usage import USAGE_SECONDS
+from gpu_exporter.diagnosis.kept_history import KeptHistory
+from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS, GpuUsage, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import Snapshot
@@ -220,7 +221,8 @@ def test_the_answer_agrees_with_the_schema_and_hides_names(tmp_path: Path) -> No
 def test_a_report_is_written_when_a_job_has_ended(tmp_path: Path) -> None:
     """Its ranks send nothing any more, while the pod is still there."""
     reports = tmp_path / "reports"
-    kept, values = KeptHistory(tmp_path, reports, "node-1"), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    ends = JobReports(reports, "node-1", Names(mask=False))
+    kept, values = KeptHistory(tmp_path, ends), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
     for number in range(30):
         taken = snapshots([values], begin=BEGIN + 30 * number)
         runs = number < 10
@@ -235,6 +237,21 @@ def test_a_report_is_written_when_a_job_has_ended(tmp_path: Path) -> None:
     assert found["goodput"] > 0.6
 
 
+def test_names_in_a_report_are_masked(tmp_path: Path) -> None:
+    kept = KeptHistory(tmp_path)
+    judge(kept, 0, 600, straggler())
+    usage = [KeptUsage(BEGIN, BEGIN + 600, [GpuUsage("GPU-3", "3", job="ml/train", job_id="llm", seconds=600.0)])]
+    names = Names(mask=True)
+    JobReports(tmp_path / "reports", "node-1", names).write(
+        ("ml/train", BEGIN, BEGIN + 600), (kept.incidents(*EVER), usage)
+    )
+    written = list((tmp_path / "reports").iterdir())
+    texts = [path.name + path.read_text() for path in written]
+    assert len(texts) == 2
+    assert not [name for name in ("train", "llm", "ml/") for text in texts if name in text]
+    assert all("GpuStragglerSlow" in text and names.name("workload", "train") in text for text in texts)
+
+
 def test_without_the_setting_no_report_is_written(tmp_path: Path) -> None:
     kept, values = KeptHistory(tmp_path), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
     for number in range(16):
@@ -245,6 +262,7 @@ def test_without_the_setting_no_report_is_written(tmp_path: Path) -> None:
 
 
 def test_a_job_cannot_name_another_place(tmp_path: Path) -> None:
-    write_report(tmp_path / "reports", "node-1", ("../../etc/x", BEGIN, BEGIN + 100), ([], []))
+    reports = JobReports(tmp_path / "reports", "node-1", Names(mask=False))
+    reports.write(("../../etc/x", BEGIN, BEGIN + 100), ([], []))
     assert [path.name.partition("-")[0] for path in tmp_path.rglob("*.html")] == ["_.._etc_x"]
     assert [path.name for path in tmp_path.iterdir()] == ["reports"]
