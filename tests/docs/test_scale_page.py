@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.scale_page import PAGE, known, page
-from tests.scale.cluster import setup
+from tests.scale import victoria_cluster
 
 FIX = "fix: run `python -m benchmarks.scale --json benchmarks/results/scale.json`"
 
@@ -27,6 +27,6 @@ def test_the_options_of_a_cluster_are_those_that_are_tried() -> None:
     commands = PAGE.read_text().replace(" \\\n ", "").splitlines()
     stores = [{"vminsert": f"store-{number}:8400", "vmselect": f"store-{number}:8401"} for number in (1, 2, 3)]
 
-    for name, options in setup(stores).items():
+    for name, options in victoria_cluster.setup(stores).items():
         (command,) = (line.split() for line in commands if line.startswith(f"{name} "))
         assert command == [name, *options], "fix: correct the options in docs/scale.md"
