@@ -91,8 +91,9 @@ def compare(folder: Path, programs: Sequence[str], start: Callable[[Path], Abstr
     simulated = f"serve --source simulated --nodes {NODES} --gpus {GPUS} --inject {','.join(INJECTED)}"
     command = [sys.executable, "-m", "gpu_exporter", *simulated.split(), "--address", f"127.0.0.1:{port}"]
     with ExitStack() as stack:
-        stack.enter_context(running(command, folder / "exporter.log", f"http://127.0.0.1:{port}/healthz"))
         cluster = stack.enter_context(start(folder))
+        # A GPU is lost 20 s later: Prometheus must have seen whose it is.
+        stack.enter_context(running(command, folder / "exporter.log", f"http://127.0.0.1:{port}/healthz"))
         everything, scraped = cluster.writes
         drop = {"source_labels": ["__name__"], "regex": RECORDED, "action": "drop"}
         more = {"remote_write": [everything, {**scraped, "write_relabel_configs": [drop]}]}

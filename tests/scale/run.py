@@ -4,8 +4,8 @@ levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on
 shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. chain: how long a change
 takes there through the longest chain of rules, in real time. queries: VictoriaMetrics answers every rule and dashboard
 as Prometheus does. cluster and thanos, only if they are asked for: so do a VictoriaMetrics cluster and Thanos that lose
-one of three stores; `tests.scale.victoria_cluster` and `tests.scale.thanos` say which programs they need. Exit code 1 if
-anything differs by more than an evaluation.
+one of three stores; `tests.scale.victoria_cluster` and `tests.scale.thanos` say which programs they need. Exit code 1
+if anything differs by more than an evaluation.
 """
 
 from __future__ import annotations
