@@ -73,7 +73,7 @@ def thanos(folder: Path) -> Iterator[Cluster]:
             start(
                 *("receive", _addresses(1)[0], store, *options["receive"], f'--label=replica="store-{number}"'),
                 *(f"--receive.local-endpoint={store}", f"--remote-write.address={written[number]}"),
-                f"--tsdb.path={folder / f'store-{number}'}",
+                *(f"--receive.capnproto-address={_addresses(1)[0]}", f"--tsdb.path={folder / f'store-{number}'}"),
             )
             for number, store in enumerate(stores)
         ]
