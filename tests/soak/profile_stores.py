@@ -142,7 +142,7 @@ def same(what: str, expected: Stacks, found: Stacks) -> bool:
         f"{what}: {len(found)} of {len(expected)} stacks, {sum(found.values()):.3f} of {sum(expected.values()):.3f} s"
     )
     if not good:
-        print("\n".join(f"  {key}: {found.get(key)} instead of {expected.get(key)}" for key in expected | found))
+        print("\n".join(f"  {key}: {found.get(key)} instead of {expected.get(key)}" for key in {**expected, **found}))
     return good
 
 
