@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 from benchmarks.peers import program
 from tests.rules.promtool import RULES
-from tests.scale.queries import Store, differences
+from tests.scale.queries import Store, Without, differences
 from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import free_port, until
 from tests.support.victoria import running
@@ -34,6 +34,8 @@ RECORDED = "[a-z]+:.+|ALERTS.*"
 SECONDS_BEFORE, SECONDS_AFTER = 300.0, 180.0
 # Labels of an alert that only one of the two has.
 OWN = frozenset({"__name__", "alertstate", "alertgroup", "replica"})
+# As many a Prometheus has. Dashboards must not need it, nor be disturbed by it.
+EXTERNAL = {"prometheus": "monitoring/one"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def compared(prometheus: Prometheus, cluster: Cluster, when: str) -> bool:
     """Print how the cluster differs from Prometheus; return whether it does not."""
     # Between two scrapes, so long ago that everything has been sent by now.
     at = prometheus.query("max(timestamp(up))")[0] - 1.5 * INTERVAL
-    problems, full = differences(prometheus, cluster.answers, at, f"{4 * INTERVAL}s")
+    problems, full = differences(prometheus, Without(cluster.answers, EXTERNAL), at, f"{4 * INTERVAL}s")
     rules, failed = unhealthy(cluster.rules)
-    expected, found = firing(prometheus, at), firing(cluster.alerts, at)
+    expected, found = firing(prometheus, at), firing(Without(cluster.alerts, EXTERNAL), at)
     print(
         f"{when}: {full} equal answers with content, {len(problems)} differ; {rules} rules, {len(failed)} failed;"
         f" {len(expected)} alerts, {len(expected ^ found)} in one only",
@@ -99,7 +101,15 @@ def compare(folder: Path, programs: Sequence[str], start: Callable[[Path], Abstr
         more = {"remote_write": [everything, {**scraped, "write_relabel_configs": [drop]}]}
         discovery = {"http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd"}]}
         prometheus = stack.enter_context(
-            scraping(folder, f"{INTERVAL}s", discovery, rule_files=RULES, more=more, own_intervals=True)
+            scraping(
+                folder,
+                f"{INTERVAL}s",
+                discovery,
+                rule_files=RULES,
+                external_labels=EXTERNAL,
+                more=more,
+                own_intervals=True,
+            )
         )
         until(lambda: prometheus.query("count(up)") == [NODES], 60, "all nodes")
         time.sleep(SECONDS_BEFORE)

@@ -35,6 +35,21 @@ class Store(Protocol):
         """Return the `data` of a response."""
 
 
+class Without:
+    """A store whose answers lack some labels, such as external labels that a Prometheus does not give its own."""
+
+    def __init__(self, store: Store, labels: Collection[str]) -> None:
+        self._store, self._labels = store, labels
+
+    def api(self, path: str, **parameters: str) -> Any:
+        """Return the `data` of a response."""
+        data = self._store.api(path, **parameters)
+        for row in data["result"] if data["resultType"] in ("vector", "matrix") else ():
+            for label in self._labels:
+                row["metric"].pop(label, None)
+        return data
+
+
 def expressions(rate_interval: str) -> Mapping[str, str]:
     """Return all expressions, and where each is from. `rate_interval`: Grafana's, four times that of scrapes."""
     found = {}

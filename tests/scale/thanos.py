@@ -1,7 +1,7 @@
 """Thanos: receivers, query and ruler.
 
 The program is found in PATH or where the variable THANOS says. `setup` has the options of docs/scale.md. Only here,
-there are two tenants: each has a `thanos query` of its own, which shows it alone.
+there are two tenants: each has a receiver that writes to it by default, and a `thanos query` that shows it alone.
 """
 
 from __future__ import annotations
@@ -10,30 +10,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers import program
 from tests import ROOT
 from tests.scale.cluster import STORES, Cluster
+from tests.scale.queries import Without
 from tests.support.tools import free_port
 from tests.support.victoria import Victoria, running
 
 PROGRAMS = ("thanos",)
 ANSWERS, ALERTS = "default-tenant", "rules"
-TENANT, HEADER = "tenant_id", "THANOS-TENANT"
-
-
-class Thanos(Victoria):
-    """The API of `thanos query`, without the label of the tenant, which Prometheus does not have."""
-
-    __slots__ = ()
-
-    def api(self, path: str, **parameters: str) -> Any:
-        """Return the `data` of a response."""
-        data = super().api(path, **parameters)
-        for row in data["result"] if data["resultType"] in ("vector", "matrix") else ():
-            row["metric"].pop(TENANT, None)
-        return data
+TENANT = "tenant_id"
 
 
 def setup(stores: Sequence[str], ruler: str, query: str) -> Mapping[str, Sequence[str]]:
@@ -69,11 +56,13 @@ def thanos(folder: Path) -> Iterator[Cluster]:
         stores, written = (_addresses(STORES) for _ in range(2))
         answers, alerts, ruler, http = _addresses(4)
         options = setup(stores, ruler, alerts)
+        default = [ANSWERS, ANSWERS, ALERTS]
         pids = [
             start(
                 *("receive", _addresses(1)[0], store, *options["receive"], f'--label=replica="store-{number}"'),
                 *(f"--receive.local-endpoint={store}", f"--remote-write.address={written[number]}"),
                 *(f"--receive.capnproto-address={_addresses(1)[0]}", f"--tsdb.path={folder / f'store-{number}'}"),
+                f"--receive.default-tenant-id={default[number]}",
             )
             for number, store in enumerate(stores)
         ]
@@ -83,10 +72,9 @@ def thanos(folder: Path) -> Iterator[Cluster]:
         rules = [f"--rule-file={ROOT / 'alerts' / '*.yaml'}", f"--data-dir={folder / 'ruler'}", "--eval-interval=30s"]
         start("rule", http, ruler, *options["rule"], *rules, f'--label={TENANT}="{ALERTS}"')
         # Not to the store that is killed: docs/scale.md puts a load balancer there.
-        everything, scraped = (
-            {"url": f"http://{written[-1]}/api/v1/receive", "headers": {HEADER: tenant}} for tenant in (ANSWERS, ALERTS)
-        )
-        read = [Thanos(0, f"http://{address}") for address in (answers, alerts)]
+        everything, scraped = ({"url": f"http://{address}/api/v1/receive"} for address in written[1:])
+        # Prometheus does not have the label of the tenant.
+        read = [Without(Victoria(0, f"http://{address}"), [TENANT]) for address in (answers, alerts)]
         yield Cluster(pids, (everything, scraped), read[0], read[1], f"http://{http}")
 
 
