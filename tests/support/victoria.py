@@ -59,11 +59,11 @@ class Victoria:
 
 
 @contextmanager
-def victoria(folder: Path, *options: str) -> Iterator[Victoria]:
-    """Run a VictoriaMetrics with its data in `folder`."""
+def victoria(folder: Path, *options: str, program: Path | None = None) -> Iterator[Victoria]:
+    """Run a VictoriaMetrics with its data in `folder`. `program` replaces that of `make tools`."""
     address = f"127.0.0.1:{free_port()}"
     command = [
-        str(tool("victoria-metrics")),
+        str(program or tool("victoria-metrics")),
         f"-storageDataPath={folder / 'store'}",
         f"-httpListenAddr={address}",
         "-search.latencyOffset=0s",
