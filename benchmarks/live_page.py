@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
 
@@ -56,26 +56,29 @@ class Way:
 
 
 class Pages:
-    """Open pages: each reads the stream on a thread of its own."""
+    """Open pages: each reads the stream on a thread of its own, from an address of its own, as viewers do."""
 
     def __init__(self, port: int, count: int) -> None:
-        self.received, self._closing = 0, False
-        self._url = f"http://127.0.0.1:{port}/api/v1/stream"
-        self._threads = [threading.Thread(target=self._read, daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
+        self.received, self._port, self._closing = 0, port, False
+        self._pool = ThreadPoolExecutor(max(1, count))
+        self._pages = [self._pool.submit(self._read, f"127.0.1.{number + 1}") for number in range(count)]
 
-    def _read(self) -> None:
-        with urllib.request.urlopen(self._url, timeout=60) as answer:
-            while not self._closing:
-                line = answer.readline()
-                self.received += len(line)
+    def _read(self, address: str) -> None:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=60, source_address=(address, 0))
+        connection.request("GET", "/api/v1/stream")
+        answer = connection.getresponse()
+        if answer.status != HTTPStatus.OK:
+            raise SystemExit(f"a page got {answer.status}: {answer.read().decode()}")
+        while not self._closing:
+            self.received += len(answer.readline())
+        connection.close()
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading. Raises what ended a page."""
         self._closing = True
-        for thread in self._threads:
-            thread.join(5)
+        for page in self._pages:
+            page.result(5)
+        self._pool.shutdown()
 
 
 def measure(ways: Sequence[Way], env: Mapping[str, str], seconds: float) -> list[Cost]:
