@@ -59,26 +59,28 @@ class Pages:
     """Open pages: each reads the stream on a thread of its own, from an address of its own, as viewers do."""
 
     def __init__(self, port: int, count: int) -> None:
-        self.received, self._port, self._closing = 0, port, False
+        self._port, self._closing = port, False
         self._pool = ThreadPoolExecutor(max(1, count))
         self._pages = [self._pool.submit(self._read, f"127.0.1.{number + 1}") for number in range(count)]
 
-    def _read(self, address: str) -> None:
+    def _read(self, address: str) -> int:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=60, source_address=(address, 0))
         connection.request("GET", "/api/v1/stream")
         answer = connection.getresponse()
         if answer.status != HTTPStatus.OK:
             raise SystemExit(f"a page got {answer.status}: {answer.read().decode()}")
+        received = 0
         while not self._closing:
-            self.received += len(answer.readline())
+            received += len(answer.readline())
         connection.close()
+        return received
 
-    def close(self) -> None:
-        """Stop reading. Raises what ended a page."""
+    def close(self) -> int:
+        """Stop reading; return how many bytes all pages received. Raises what ended a page."""
         self._closing = True
-        for page in self._pages:
-            page.result(5)
+        received = sum(page.result(5) for page in self._pages)
         self._pool.shutdown()
+        return received
 
 
 def measure(ways: Sequence[Way], env: Mapping[str, str], seconds: float) -> list[Cost]:
@@ -97,8 +99,7 @@ def measure(ways: Sequence[Way], env: Mapping[str, str], seconds: float) -> list
         found = []
         for way, port, pages, (cpu, rss) in zip(ways, ports, opened, costs, strict=True):
             latency = scrape(port, 1, SCRAPES, PAUSE_SECONDS)
-            pages.close()
-            found.append(Cost(way.name, cpu, rss, latency.p50, latency.p99, pages.received))
+            found.append(Cost(way.name, cpu, rss, latency.p50, latency.p99, pages.close()))
     return found
 
 

@@ -91,6 +91,22 @@ def test_the_script_writes_numbers_as_the_server_does(serve: Serve, tab: OpenTab
     assert page.evaluate(script, [values, ages]) == expected
 
 
+def test_runbooks(serve: Serve, tab: OpenTab) -> None:
+    """In both colour schemes, axe-core finds no violation in the index and the longest runbooks; nothing is wider than a
+    phone, and links are reached by the keyboard."""
+    exporter, opened = serve(*SICK), tab(viewport={"width": 390, "height": 844})
+    page = opened.page
+    for path in ("/runbooks", "/runbooks/gpulost", "/runbooks/gpustragglerstarved", "/runbooks/gpuxidfatal"):
+        page.goto(url(exporter, path))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert opened.violations() == [], path
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Runbooks", exact=True)).to_be_visible()
+
+
 def test_without_javascript(serve: Serve, tab: OpenTab) -> None:
     """What is wrong and the values of all GPUs are there, and can be read on a phone."""
     opened = tab(java_script_enabled=False, viewport={"width": 390, "height": 844})
