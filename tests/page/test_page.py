@@ -92,8 +92,8 @@ def test_the_script_writes_numbers_as_the_server_does(serve: Serve, tab: OpenTab
 
 
 def test_runbooks(serve: Serve, tab: OpenTab) -> None:
-    """In both colour schemes, axe-core finds no violation in the index and the longest runbooks; nothing is wider than a
-    phone, and links are reached by the keyboard."""
+    """In both colour schemes, axe-core finds no violation in the index and in long runbooks; nothing is wider than a
+    phone, and the first link is that to the others."""
     exporter, opened = serve(*SICK), tab(viewport={"width": 390, "height": 844})
     page = opened.page
     for path in ("/runbooks", "/runbooks/gpulost", "/runbooks/gpustragglerstarved", "/runbooks/gpuxidfatal"):

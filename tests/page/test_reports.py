@@ -37,18 +37,18 @@ def of_profile(file: Path) -> None:
     file.write_text(html_page.page([profile(), profile(8)]))
 
 
-# What writes a report, its first words, and its flame graphs.
+# What writes a report, what it says first, and its first flame graph.
 REPORTS = {
     "trace": (of_trace, "data-loading-bound", "Idle time of rank 0 by stack"),
-    "diagnosis": (of_diagnosis, "XID 79", ""),
+    "diagnosis": (of_diagnosis, "2 incidents: 1 critical, 1 warning", ""),
     "profile": (of_profile, "Where the time of the host went", "Stacks of the main thread"),
 }
 
 
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_report(tab: OpenTab, tmp_path: Path, kind: str) -> None:
-    """In both colour schemes, axe-core finds no violation; nothing is wider than a phone or needs a script; flame graphs
-    name their frames."""
+    """What is most important is on the first screen of a phone, and nothing is wider. In both colour schemes, axe-core
+    finds no violation; flame graphs name their frames, and the keyboard reaches what scrolls."""
     write: Callable[[Path], None]
     (write, first, flames), file = REPORTS[kind], tmp_path / "report.html"
     write(file)
