@@ -23,9 +23,12 @@ EVERYTHING: Chosen = {}
 Query = tuple[str, Mapping[str, str]]
 
 
-def queries(board: str, chosen: Chosen = EVERYTHING) -> Iterator[Query]:
-    """Yield the API's path and parameters for each query of annotations that are on, and of the panels in view."""
-    content, end = BOARDS[board], time.time()
+def queries(board: str, chosen: Chosen = EVERYTHING, end: float | None = None) -> Iterator[Query]:
+    """Yield the API's path and parameters for each query of annotations that are on, and of the panels in view.
+
+    `end` is that of the time range in Unix seconds, or now.
+    """
+    content, end = BOARDS[board], end or time.time()
     begin = {"start": f"{end - SHOWN_SECONDS:.3f}", "end": f"{end:.3f}", "step": str(STEP_SECONDS)}
     for each in content["annotations"]["list"]:
         if each["enable"] and "expr" in each:
@@ -39,13 +42,21 @@ def queries(board: str, chosen: Chosen = EVERYTHING) -> Iterator[Query]:
                 yield "query_range", {"query": text, **begin}
 
 
-def lookups(board: str, chosen: Chosen = EVERYTHING) -> Iterator[Query]:
-    """Yield the API's path and parameters for the values of each variable, in order."""
+def lookups(board: str, chosen: Chosen = EVERYTHING, end: float | None = None) -> Iterator[Query]:
+    """Yield the API's path and parameters for the values of each variable, in order. `end` is as in `queries`."""
+    end = end or time.time()
+    shown = {"start": f"{end - SHOWN_SECONDS:.3f}", "end": f"{end:.3f}"}
     for each in BOARDS[board]["templating"]["list"]:
         if each["type"] == "query":
             found = LABEL_VALUES.fullmatch(each["query"]["query"] if isinstance(each["query"], dict) else each["query"])
             assert found, each
-            yield f"label/{found['label']}/values", {"match[]": filled(found["selector"], _values(board, chosen))}
+            yield (
+                f"label/{found['label']}/values",
+                {
+                    "match[]": filled(found["selector"], _values(board, chosen)),
+                    **shown,
+                },
+            )
 
 
 def _values(board: str, chosen: Chosen) -> Mapping[str, str]:
@@ -54,8 +65,9 @@ def _values(board: str, chosen: Chosen) -> Mapping[str, str]:
 
 
 def read(board: str, chosen: Chosen = EVERYTHING) -> set[str]:
-    """Return the selectors of the queries of the first screen, without their windows and offsets."""
-    trees = [promql_parser.parse(parameters["query"]) for _, parameters in queries(board, chosen)]
+    """Return the selectors of the first screen's variables and queries, without their windows and offsets."""
+    asked = [parameters["query"] for _, parameters in queries(board, chosen)]
+    trees = map(promql_parser.parse, [*asked, *(parameters["match[]"] for _, parameters in lookups(board, chosen))])
     return {
         re.split(r" (?:offset|@) ", node.prettify())[0]
         for tree in trees
@@ -64,11 +76,13 @@ def read(board: str, chosen: Chosen = EVERYTHING) -> set[str]:
     }
 
 
-def answered(store: Prometheus | Victoria, board: str, chosen: Chosen = EVERYTHING) -> tuple[int, float]:
+def answered(
+    store: Prometheus | Victoria, board: str, chosen: Chosen = EVERYTHING, end: float | None = None
+) -> tuple[int, float]:
     """Return the number of queries, and the seconds until the last one is answered. Values of variables come first,
     because the queries need them."""
-    asked, begin = list(queries(board, chosen)), time.monotonic()
-    for path, parameters in lookups(board, chosen):
+    asked, begin = list(queries(board, chosen, end)), time.monotonic()
+    for path, parameters in lookups(board, chosen, end):
         store.api(path, **parameters)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for answer in [pool.submit(store.api, path, **parameters) for path, parameters in asked]:

@@ -106,7 +106,7 @@ def agent(folder: Path, number: int, config: Path, store: str, replicas: int) ->
 
 
 @contextmanager
-def stored(folder: Path, interval: int, *options: str) -> Iterator[Victoria]:
+def stored(folder: Path, interval: int) -> Iterator[Victoria]:
     """Run VictoriaMetrics, which keeps one sample per interval of series that two vmagents send."""
     address = f"127.0.0.1:{free_port()}"
     command = [
@@ -118,7 +118,6 @@ def stored(folder: Path, interval: int, *options: str) -> Iterator[Victoria]:
         f"-dedup.minScrapeInterval={interval}s",
         "-search.maxUniqueTimeseries=20000000",
         "-search.maxQueryDuration=2m",
-        *options,
     ]
     with healthy(command, folder / "victoria.log", f"http://{address}/health") as pid:
         yield Victoria(pid, f"http://{address}")

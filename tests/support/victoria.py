@@ -43,13 +43,13 @@ class Victoria:
 
     def write(self, series: Iterable[tuple[Labels, Samples]]) -> None:
         """Write samples as Prometheus' remote write does."""
-        batch = b""
+        batch = bytearray()
         for labels, samples in series:
             batch += _field(1, _series(labels, samples))
             if len(batch) > 1 << 22:
-                self._send(batch)
-                batch = b""
-        self._send(batch)
+                self._send(bytes(batch))
+                batch.clear()
+        self._send(bytes(batch))
         self.flush()
 
     def _send(self, batch: bytes) -> None:
