@@ -33,8 +33,8 @@ MOST_MARKS = 8192
 # So many steps the CPU can be ahead of the GPU; times of older ones are given up.
 MOST_PENDING = 256
 # On a GPU, sections of steps shorter than so many seconds are measured in one step of so many, the same on all ranks:
-# each mark takes the CPU several microseconds. Where all collectives are measured, a step may have hundreds of marks.
-ONE_OF = ((0.05, 4),)
+# each mark takes several microseconds. Where all collectives are measured, a step may have hundreds of marks.
+ONE_OF = ((0.05, 8),)
 ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
 # A CPU that loses so much of its lead at once, as a share of the step, and has none left, has waited for the GPU.
 WAITED_SHARE = 0.1
