@@ -306,7 +306,7 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
     own = {
         key: growth[_SELF_SUM] / growth[_SELF_COUNT]
         for key, growth in grown.items()
-        if growth.get(_SELF_COUNT, 0.0) >= (ENOUGH if growth[SECONDS] >= LEAST_SECONDS else USUAL_STEPS)
+        if growth.get(_SELF_COUNT, 0.0) >= (ENOUGH if growth[SECONDS] > LEAST_SECONDS - PACE else USUAL_STEPS)
         and _SELF_SUM in growth
     }
     usual = _usual(list(own.values()))

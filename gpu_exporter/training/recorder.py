@@ -40,8 +40,6 @@ ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
 WAITED_SHARE = 0.1
 # So many steps must be as short as the one that counts: a step that the loop skips is shorter than all others.
 SHORT_STEPS = 3
-# A usual step takes the CPU up to so many times as long as its shortest ones.
-USUAL_TO_SHORTEST = 4 / 3
 
 
 class HostTime:
@@ -63,8 +61,8 @@ class HostTime:
         """Begin to follow the lead again, after steps that are not known."""
         self._ahead = self._lowest = 0.0
 
-    def add(self, parts: Iterable[tuple[float, float, bool, bool]]) -> float:
-        """Add a step; return how long the CPU needs for one.
+    def add(self, parts: Iterable[tuple[float, float, bool, bool]]) -> tuple[float, bool]:
+        """Add a step; return how long the CPU needs for one, and whether the GPU is behind by more than this step.
 
         Of each part: for how long the CPU queued it; how long the GPU took; whether the rank waited for others, or did
         not train; and whether the CPU may have waited for the GPU, as to read a loss.
@@ -86,7 +84,8 @@ class HostTime:
         if len(shortest) < SHORT_STEPS or busy < shortest[-1]:
             insort(shortest, busy)
             del shortest[SHORT_STEPS:]
-        return USUAL_TO_SHORTEST * (shortest[-1] if len(shortest) == SHORT_STEPS else shortest[0])
+        needed = shortest[-1] if len(shortest) == SHORT_STEPS else shortest[0]
+        return needed, self._ahead - self._lowest > taken
 
 
 class Recorder:
@@ -281,7 +280,7 @@ class Recorder:
                 may_wait = begins is BETWEEN or bool(self.watch)
             else:
                 opened.append([begins, 0.0])
-        least = self._follow(begin, end, parts) if follows and is_complete else 0.0
+        host = self._follow(begin, end, parts) if follows and is_complete else (0.0, False)
         if not is_complete:
             try:
                 trained = between(begin, end) - paused
@@ -293,10 +292,10 @@ class Recorder:
         weight = self._skipped + 1 if is_sampled else 0
         self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, least)
+            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, *host)
 
-    def _follow(self, begin: Any, end: Any, parts: list[tuple[float, float, bool, bool]]) -> float:
-        """Return how long the CPU needs for a step, after this one."""
+    def _follow(self, begin: Any, end: Any, parts: list[tuple[float, float, bool, bool]]) -> tuple[float, bool]:
+        """Return how long the CPU needs for a step, and whether it is far ahead, after this one."""
         if begin is not self._followed:
             self._host.restart()
         self._followed = end
