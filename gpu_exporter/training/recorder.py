@@ -36,6 +36,7 @@ MOST_PENDING = 256
 # each mark takes several microseconds. Where all collectives are measured, a step may have hundreds of marks.
 ONE_OF = ((0.05, 8),)
 ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
+MANY_MARKS, SHORT_SECONDS, ONE_OF_MANY = 100, 0.05, 128
 # A CPU that loses so much of its lead at once, as a share of the step, and has none left, has waited for the GPU.
 WAITED_SHARE = 0.1
 # So many steps must be as short as the one that counts: a step that the loop skips is shorter than all others.
@@ -110,6 +111,7 @@ class Recorder:
         "_is_paused",
         "_is_sampled",
         "_lock",
+        "_marked",
         "_marks",
         "_pending",
         "_restart",
@@ -135,8 +137,8 @@ class Recorder:
         self._is_paused = False
         self._restart = False
         # Whether the sections of this step are measured; how many steps have ended, and how many since the last one
-        # whose sections were measured; how long a step took.
-        self._is_sampled, self._ended, self._skipped, self._took = True, 0, 0, float("inf")
+        # whose sections were measured; how long a step took; how many marks the last of these steps had.
+        self._is_sampled, self._ended, self._skipped, self._took, self._marked = True, 0, 0, float("inf"), 0
         self._ignores = False
         # Whether a rank may only seem to wait for others, because its CPU is ahead of theirs; then, the time of its CPU
         # is followed, up to this mark.
@@ -219,6 +221,8 @@ class Recorder:
         used = self._clock.cut()
         if is_timed:
             self._pending.append((self._begin, end, self._marks, used, self._is_sampled))
+        if self._is_sampled:
+            self._marked = len(self._marks)
         self.collect()
         self._ended += 1
         self._is_sampled = not self._ended % self._one_of()
@@ -227,6 +231,8 @@ class Recorder:
 
     def _one_of(self) -> int:
         """Return in one of how many steps sections are measured."""
+        if self._marked > MANY_MARKS and self._took < SHORT_SECONDS:
+            return ONE_OF_MANY
         paces = ONE_OF_WATCHED if self.watch else ONE_OF
         return next((one_of for seconds, one_of in paces if self._took < seconds), 1)
 
