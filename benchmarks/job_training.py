@@ -331,9 +331,12 @@ def finish(timer: Any, device_kind: str) -> None:
     if device_kind == "cuda":
         torch.cuda.synchronize()
     timer.close()
-    if shortest := timer.recorder._host._shortest:
-        text = ", ".join(f"{seconds * 1e3:.2f}" for seconds in shortest)
-        print(f"  {timer.place.job_id} rank {timer.place.rank}: shortest steps of the CPU {text} ms", file=sys.stderr)
+    host = timer.recorder._host
+    if host._shortest:
+        text = ", ".join(f"{seconds * 1e3:.2f}" for seconds in host._shortest)
+        lead = (host._ahead - host._lowest) * 1e3
+        name = f"{timer.place.job_id} rank {timer.place.rank}"
+        print(f"  {name}: shortest steps of the CPU {text} ms, lead at the end {lead:.1f} ms", file=sys.stderr)
 
 
 def run_pipeline(case: Case, job_id: str, device_kind: str, seconds: float) -> None:

@@ -366,7 +366,7 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
 
 
 def _means(growth: Mapping[Sum, float]) -> RankMeans:
-    enough = ENOUGH if growth[SECONDS] >= LEAST_SECONDS else USUAL_STEPS
+    enough = ENOUGH if growth[SECONDS] > LEAST_SECONDS - PACE else USUAL_STEPS
     known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
     return RankMeans(
         growth[_STEP_SUM] / growth[_STEP_COUNT],

@@ -33,15 +33,14 @@ MOST_MARKS = 8192
 # So many steps the CPU can be ahead of the GPU; times of older ones are given up.
 MOST_PENDING = 256
 # On a GPU, sections of steps shorter than so many seconds are measured in one step of so many, the same on all ranks:
-# each mark takes the CPU several microseconds. Where all collectives are measured, a step may have hundreds of marks.
-ONE_OF = ((0.05, 4),)
+# each mark takes several microseconds. Where all collectives are measured, a step may have hundreds of marks.
+ONE_OF = ((0.05, 8),)
 ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
+MANY_MARKS, SHORT_SECONDS, ONE_OF_MANY = 100, 0.05, 128
 # A CPU that loses so much of its lead at once, as a share of the step, and has none left, has waited for the GPU.
 WAITED_SHARE = 0.1
 # So many steps must be as short as the one that counts: a step that the loop skips is shorter than all others.
 SHORT_STEPS = 3
-# A usual step takes the CPU up to so many times as long as its shortest ones.
-USUAL_TO_SHORTEST = 4 / 3
 
 
 class HostTime:
@@ -63,8 +62,8 @@ class HostTime:
         """Begin to follow the lead again, after steps that are not known."""
         self._ahead = self._lowest = 0.0
 
-    def add(self, parts: Iterable[tuple[float, float, bool, bool]]) -> float:
-        """Add a step; return how long the CPU needs for one.
+    def add(self, parts: Iterable[tuple[float, float, bool, bool]]) -> tuple[float, bool]:
+        """Add a step; return how long the CPU needs for one, and whether the GPU is behind by more than this step.
 
         Of each part: for how long the CPU queued it; how long the GPU took; whether the rank waited for others, or did
         not train; and whether the CPU may have waited for the GPU, as to read a loss.
@@ -86,7 +85,8 @@ class HostTime:
         if len(shortest) < SHORT_STEPS or busy < shortest[-1]:
             insort(shortest, busy)
             del shortest[SHORT_STEPS:]
-        return USUAL_TO_SHORTEST * (shortest[-1] if len(shortest) == SHORT_STEPS else shortest[0])
+        needed = shortest[-1] if len(shortest) == SHORT_STEPS else shortest[0]
+        return needed, self._ahead - self._lowest > taken
 
 
 class Recorder:
@@ -111,6 +111,7 @@ class Recorder:
         "_is_paused",
         "_is_sampled",
         "_lock",
+        "_marked",
         "_marks",
         "_pending",
         "_restart",
@@ -136,8 +137,8 @@ class Recorder:
         self._is_paused = False
         self._restart = False
         # Whether the sections of this step are measured; how many steps have ended, and how many since the last one
-        # whose sections were measured; how long a step took.
-        self._is_sampled, self._ended, self._skipped, self._took = True, 0, 0, float("inf")
+        # whose sections were measured; how long a step took; how many marks the last of these steps had.
+        self._is_sampled, self._ended, self._skipped, self._took, self._marked = True, 0, 0, float("inf"), 0
         self._ignores = False
         # Whether a rank may only seem to wait for others, because its CPU is ahead of theirs; then, the time of its CPU
         # is followed, up to this mark.
@@ -220,6 +221,8 @@ class Recorder:
         used = self._clock.cut()
         if is_timed:
             self._pending.append((self._begin, end, self._marks, used, self._is_sampled))
+        if self._is_sampled:
+            self._marked = len(self._marks)
         self.collect()
         self._ended += 1
         self._is_sampled = not self._ended % self._one_of()
@@ -228,6 +231,8 @@ class Recorder:
 
     def _one_of(self) -> int:
         """Return in one of how many steps sections are measured."""
+        if self._marked > MANY_MARKS and self._took < SHORT_SECONDS:
+            return ONE_OF_MANY
         paces = ONE_OF_WATCHED if self.watch else ONE_OF
         return next((one_of for seconds, one_of in paces if self._took < seconds), 1)
 
@@ -281,7 +286,7 @@ class Recorder:
                 may_wait = begins is BETWEEN or bool(self.watch)
             else:
                 opened.append([begins, 0.0])
-        least = self._follow(begin, end, parts) if follows and is_complete else 0.0
+        host = self._follow(begin, end, parts) if follows and is_complete else (0.0, False)
         if not is_complete:
             try:
                 trained = between(begin, end) - paused
@@ -293,10 +298,10 @@ class Recorder:
         weight = self._skipped + 1 if is_sampled else 0
         self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, least)
+            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, *host)
 
-    def _follow(self, begin: Any, end: Any, parts: list[tuple[float, float, bool, bool]]) -> float:
-        """Return how long the CPU needs for a step, after this one."""
+    def _follow(self, begin: Any, end: Any, parts: list[tuple[float, float, bool, bool]]) -> tuple[float, bool]:
+        """Return how long the CPU needs for a step, and whether it is far ahead, after this one."""
         if begin is not self._followed:
             self._host.restart()
         self._followed = end

@@ -240,7 +240,9 @@ MODES = (
             "Rank 0: write checkpoints asynchronously, log less often.",
         ),
         wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action; it is not "
-        "reported if a [step timer](../training.md) in its loop marks the checkpoint. Pipeline "
+        "reported if a [step timer](../training.md) in its loop marks the checkpoint. Where kernels do not fill the GPUs, a "
+        "job may be launch-bound, so that the idlest rank only launches last; a smaller straggler is then found by its step "
+        "timer alone. Pipeline "
         "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
         "directions may still be reported.",
     ),

@@ -103,6 +103,7 @@ class Loop:
     launches: int = 6
     jitter: float = 0.1
     loads: Sequence[float] = (0.0,) * RANKS
+    transfer: float = TRANSFER
     reads: str = ""
 
 
@@ -125,7 +126,7 @@ def ddp(job: Job, loop: Loop, vary: Callable[[Sequence[float]], Sequence[float]]
     backward = (getattr(r, "BACKWARD", r.RESUME), job.marks())
     layers(job, loop, vary)
     enter = (WAITING, job.marks())
-    job.reduce(vary(loop.cpu))
+    job.reduce(vary(loop.cpu), loop.transfer)
     leave = (r.LEAVE, job.marks())
     layers(job, Loop(loop.cpu, [each / 10 for each in loop.gpu], loop.layers, 1), vary)
     if loop.reads == "end":
@@ -204,6 +205,9 @@ SLOW = (3 * LAUNCH, 4 * LAUNCH, 3 * LAUNCH, 3 * LAUNCH)
         pytest.param(Loop(SPREAD, AT_LIMIT, jitter=1.0), id="launch-bound, launches vary"),
         pytest.param(Loop(SPREAD, AT_LIMIT, reads="end"), id="launch-bound, reads its loss"),
         pytest.param(Loop(EQUAL, LONG), id="bound by its GPUs"),
+        pytest.param(
+            Loop(EQUAL, LONG, loads=(0.004, 0.0, 0.0, 0.0), transfer=0.0008), id="bound by its GPUs, a rank logs more"
+        ),
         pytest.param(Loop(EQUAL, LONG, reads="forward"), id="bound by its GPUs, reads its loss"),
     ],
 )
