@@ -18,8 +18,8 @@ from gpu_exporter.catalogue.bottlenecks import HANGS, IDLE_ENGINE, SPINS
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
-from gpu_exporter.conditions.evaluate import Device, Points, holds
-from gpu_exporter.conditions.signal import Derived
+from gpu_exporter.conditions.evaluate import Device, Points, holds, latest
+from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
 from gpu_exporter.diagnosis.incidents import of_diagnoses
@@ -103,7 +103,7 @@ class _Formula:
     """A signal that is computed from others: at each time once."""
 
     def __init__(self, way: Derived) -> None:
-        self._way, self._inputs = way, tuple(way.signals())
+        self._way, self._inputs = way, tuple(dict.fromkeys(way.signals()))
         self._points: dict[DeviceKey, list[tuple[float, float]]] = {}
 
     def points(
@@ -111,13 +111,16 @@ class _Formula:
     ) -> Mapping[DeviceKey, Points]:
         """Return its points since a time, and add those for which its inputs have new ones."""
         times: dict[DeviceKey, list[float]] = {}
+        columns: dict[Signal, list[float | None]] = {signal: [] for signal in self._inputs}
         before = {key: self._points.pop(key, []) for key in devices}
         for key, of_key in before.items():
             inputs = [signals.get(signal, {}).get(key, ()) for signal in self._inputs]
             if all(inputs):
                 last = of_key[-1][0] if of_key else -1.0
                 times[key] = sorted({t for points in inputs for t in _later(points, last)})
-        for key, new in calculated(self._way, times, signals).items():
+                for column, points in zip(columns.values(), inputs, strict=True):
+                    column += (latest(points, t) for t in times[key])
+        for key, new in calculated(self._way, times, columns).items():
             kept = [point for point in before[key] if point[0] >= since]
             self._points[key] = kept + new or before[key][-1:]
         return {key: self._points[key] for key in devices if key in self._points}

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from gpu_exporter.catalogue import metrics as m
@@ -17,6 +18,7 @@ from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived,
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis import training_loops
 from gpu_exporter.diagnosis.scrape import (
+    LARGEST,
     ByName,
     Claim,
     Column,
@@ -27,13 +29,15 @@ from gpu_exporter.diagnosis.scrape import (
     Scrape,
     ScrapedSample,
     node_of,
-    plausible,
     samples_by_name,
 )
 from gpu_exporter.diagnosis.signal_reader import SignalReader, reader
 from gpu_exporter.diagnosis.training_loops import LoopReader, RankNow
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
+
+# Of a point.
+_TIME, _VALUE = itemgetter(0), itemgetter(1)
 
 # How the key of a GPU begins that was never identified; a UUID begins with `GPU-`.
 UNIDENTIFIED = "GPU "
@@ -247,9 +251,13 @@ class SignalReaders:
                     if isinstance(way, Derived)
                     else self._readers[signal, way].points
                 )
+                of_signal = signals[signal]
+                if not of_signal:
+                    signals[signal] = {device: points for device, points in by_device.items() if points}
+                    continue
                 for device, points in by_device.items():
                     if points:
-                        signals[signal].setdefault(device, points)
+                        of_signal.setdefault(device, points)
         loops = self._loops.signals(self._now, partial(_job_of, devices))
         every = {**signals, **loops.signals}
         return Window(self._now, devices, every, limits, of_loops=loops.evidence, ranks_now=loops.ranks)
@@ -288,7 +296,8 @@ class Identities:
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape at unix time `at`."""
-        columns = [(name, read.column(column)) for name, column in by_name.items()]
+        read_columns = [(name, read.column(column)) for name, column in by_name.items()]
+        columns = [(name, column) for name, column in read_columns if any(column.read)]
         if columns != self._columns:  # else all labels are the same objects as before
             self._columns = columns
             self._listed, owners, self.allocated = _identified(dict(columns))
@@ -377,32 +386,31 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
 
 def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:
     """Return a signal that is computed from others, by device, at all times when one of these has a point."""
-    columns = [signals.get(signal, {}) for signal in way.signals()]
+    columns = {signal: signals.get(signal, {}) for signal in way.signals()}
     times: dict[DeviceKey, list[float]] = {}
-    for key in devices if all(columns) else ():
-        of_device = [column.get(key, ()) for column in columns]
+    inputs: dict[Signal, list[float | None]] = {signal: [] for signal in columns}
+    for key in devices if all(columns.values()) else ():
+        of_device = [column.get(key, ()) for column in columns.values()]
         if all(of_device):
-            times[key] = sorted({t for points in of_device for t, _ in points})
-    return calculated(way, times, signals)
+            of_signals = [[*map(_TIME, points)] for points in of_device]
+            times[key] = of_times = of_signals[0]
+            if of_signals.count(of_times) < len(of_signals):
+                times[key] = of_times = sorted({t for each in of_signals for t in each})
+            for column, each, points in zip(inputs.values(), of_signals, of_device, strict=True):
+                column += map(_VALUE, points) if each == of_times else [latest(points, t) for t in of_times]
+    return calculated(way, times, inputs)
 
 
 def calculated(
-    way: Derived, times: Mapping[DeviceKey, list[float]], signals: Signals
+    way: Derived, times: Mapping[DeviceKey, list[float]], inputs: Mapping[Signal, Sequence[float | None]]
 ) -> Mapping[DeviceKey, list[tuple[float, float]]]:
-    """Return a signal that is computed from others at some times, by device, from their last values until then."""
-    inputs: dict[Signal, list[float | None]] = {}
-    for signal in way.signals():
-        column = signals.get(signal, {})
-        inputs[signal] = [value for key, of_key in times.items() for value in _at(column.get(key, ()), of_key)]
+    """Return a signal that is computed from others, by device, from their values at all these times, in this order."""
     values = iter(way.values(inputs))
     return {
-        key: [(t, value) for t, value in zip(of_key, values, strict=False) if value is not None and plausible(value)]
+        key: [
+            (t, value)
+            for t, value in zip(of_key, values, strict=False)
+            if value is not None and -LARGEST <= value <= LARGEST
+        ]
         for key, of_key in times.items()
     }
-
-
-def _at(points: Points, times: list[float]) -> Iterable[float | None]:
-    """Return the last value until each time; None if that is too old."""
-    if len(points) == len(times) and [t for t, _ in points] == times:
-        return [value for _, value in points]
-    return [latest(points, t) for t in times]
