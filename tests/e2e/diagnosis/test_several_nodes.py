@@ -18,7 +18,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import gather, html_page, report
+from gpu_exporter.diagnosis import gather, html_page, report, terminal_report
 from gpu_exporter.diagnosis.request import DiagnosisRequest, diagnose_request
 from gpu_exporter.diagnosis.result import DiagnosisResult
 from gpu_exporter.http.client import Remote
@@ -219,3 +219,15 @@ def test_names_can_be_masked(diagnosed: Diagnosed) -> None:
 def test_without_any_node(diagnosed: Diagnosed) -> None:
     with pytest.raises(GpuExporterError, match=r"no node answers: http://127.0.0.1:9: .* \(and 1 more nodes\)"):
         diagnosed(urls=["http://127.0.0.1:9", "http://127.0.0.1:11"])
+
+
+def test_in_a_terminal(diagnosed: Diagnosed) -> None:
+    result = diagnosed(*(SimulatedExporter(number, own=STRAGGLER) for number in range(2)))
+    lines = list(
+        terminal_report.report_lines(
+            result, width=100, style=lambda text, name: text, every=False, verbose=False, price=None
+        )
+    )
+    (slow,) = [line for line in lines if line.endswith("straggler, holds up the job")]
+    assert slow.split()[:3] == ["5", "node-1", "1"]
+    assert any(line.startswith("Nothing is known of the links between these nodes") for line in lines)
