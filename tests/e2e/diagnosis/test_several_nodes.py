@@ -42,6 +42,8 @@ class SimulatedExporter:
     ahead: float = 0.0
     version: str = "1.0"
     pods: bool = True
+    job: str = "llm-7b"
+    loops: bool = True
     further: Sequence[str] = ()
     answers: int = SCRAPES + 5
     scrapes: int = 0
@@ -60,7 +62,9 @@ class SimulatedExporter:
                 lines.append(f'{metric}{{{device},Hostname="node-{self.number}"{labels}}} {number}')
             if self.pods:
                 lines.append(f'{m.POD_INFO}{{{device},namespace="ml",pod="train-{rank}",workload="train"}} 1')
-            loop = f'{{{device},job_id="llm-7b",rank="{rank}"}}'
+            if not self.loops:
+                continue
+            loop = f'{{{device},job_id="{self.job}",rank="{rank}"}}'
             steps = 1000.0 if self.stands_since is not None else 1000 + self.scrapes / STEP
             lines += [
                 f"{m.JOB_RANK_INFO}{loop} 1",
@@ -97,7 +101,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Diagnos
     monkeypatch.setattr(gather, "TICK_SECONDS", 0.01)
     with ExitStack() as stack:
 
-        def run(*exporters: SimulatedExporter, urls: Sequence[str] = (), one_job: bool = False) -> DiagnosisResult:
+        def run(*exporters: SimulatedExporter, urls: Sequence[str] = (), **options: Any) -> DiagnosisResult:
             remotes = [Remote(url) for url in urls]
             for exporter in exporters:
                 server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler(exporter)))
@@ -107,7 +111,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Diagnos
             monkeypatch.setattr("time.time", lambda: BEGIN + max((each.scrapes for each in exporters), default=0))
             stop = threading.Event()
             threading.Thread(target=watch, args=(exporters, stop), daemon=True).start()
-            request = DiagnosisRequest(Config(), nodes=remotes, seconds=60.0, one_job=one_job)
+            request = DiagnosisRequest(Config(), nodes=remotes, seconds=60.0, **options)
             return diagnose_request(request, stop, threading.Event())
 
         yield run
@@ -219,6 +223,38 @@ def test_names_can_be_masked(diagnosed: Diagnosed) -> None:
 def test_without_any_node(diagnosed: Diagnosed) -> None:
     with pytest.raises(GpuExporterError, match=r"no node answers: http://127.0.0.1:9: .* \(and 1 more nodes\)"):
         diagnosed(urls=["http://127.0.0.1:9", "http://127.0.0.1:11"])
+
+
+def test_only_the_gpus_of_a_slurm_job(diagnosed: Diagnosed) -> None:
+    """The step timer sends its number; if no exporter knows it, all GPUs are shown, and that is said."""
+    jobs = [SimulatedExporter(number, pods=False, job=("4711", "4712")[number]) for number in range(2)]
+    of_job = diagnosed(*jobs, job="4711")
+    assert {gpu["node"] for gpu in found(of_job)["gpus"]} == {"node-0"}
+    assert [(job["job"], len(job["ranks"])) for job in found(of_job)["jobs"]] == [("4711", GPUS)]
+    assert not found(of_job)["notes"]
+    unknown = diagnosed(*(SimulatedExporter(number, pods=False) for number in range(2)), job="4711")
+    assert len(found(unknown)["gpus"]) == 2 * GPUS
+    assert [note for note in found(unknown)["notes"] if note.startswith("no exporter says which GPUs job 4711 has")]
+
+
+def test_gpus_without_a_job(diagnosed: Diagnosed) -> None:
+    """They are not compared, unless the user says that they are ranks of one job."""
+
+    def load(rank: int) -> Load:
+        return profiles.STARVED if rank == 5 else profiles.OF_STARVED
+
+    def nodes() -> list[SimulatedExporter]:
+        return [SimulatedExporter(number, load, pods=False, loops=False) for number in range(2)]
+
+    alone = diagnosed(*nodes())
+    assert not found(alone)["jobs"]
+    assert any("with --one-job" in line for line in report.report_lines(alone, every=False, verbose=False, price=None))
+    together = diagnosed(
+        *(SimulatedExporter(number, load, pods=False, loops=False) for number in range(2)), one_job=True
+    )
+    assert urgent(together) == [("GpuStragglerStarved", [("node-1", "1")])]
+    (job,) = found(together)["jobs"]
+    assert sum(rank.get("state") == "waits for others" for rank in job["ranks"]) == 7
 
 
 def test_in_a_terminal(diagnosed: Diagnosed) -> None:
