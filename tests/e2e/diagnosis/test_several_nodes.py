@@ -199,12 +199,12 @@ def test_links_between_the_nodes(diagnosed: Diagnosed) -> None:
 
 def test_what_is_doubtful_is_said(diagnosed: Diagnosed) -> None:
     """A node that is not there, one that stops, one of another version, and one that is given twice."""
-    exporters = [SimulatedExporter(0), SimulatedExporter(1, version="0.9", answers=12), SimulatedExporter(0)]
+    exporters = [SimulatedExporter(0), SimulatedExporter(1, version="0.9{x}", answers=12), SimulatedExporter(0)]
     result = diagnosed(*exporters, urls=["http://127.0.0.1:9"])
     notes = found(result)["notes"]
     assert [note for note in notes if note.startswith("missing: http://127.0.0.1:9: nothing listens there")]
     assert [note for note in notes if note.startswith("node-1 stopped answering: ")]
-    assert "versions differ, and others may lack signals: gpu-exporter 0.9 on node-1" in notes
+    assert "versions differ, and others may lack signals: gpu-exporter 0.9{x} on node-1" in notes
     assert [note for note in notes if note.endswith("have the same GPUs, and count once")]
     assert len(found(result)["gpus"]) == GPUS
     assert {(each["node"], each["gpus"]) for each in found(result)["absent"]} == {
