@@ -49,6 +49,7 @@ from benchmarks.exporter import (
     HIGH_RESOLUTION,
     Exporter,
     Latency,
+    Scraper,
     exporter_command,
     free_port,
     rss_mib,
@@ -137,9 +138,9 @@ def skipped(page: str) -> int | None:
 def cpu_and_memory(exporter: Exporter, seconds: float) -> tuple[float, float]:
     """Scrape once a second with gzip, as Prometheus does; return the share of a core and the most memory in MiB."""
     with most_memory(exporter) as most:
-        start, before = time.monotonic(), exporter.cpu_seconds()
+        scrape_once, start, before = Scraper(exporter.port), time.monotonic(), exporter.cpu_seconds()
         while (elapsed := time.monotonic() - start) < seconds:
-            scrape(exporter.port, scrapers=1, scrapes_each=1, pause=0.0)
+            scrape_once()
             time.sleep(min(1.0, max(0.0, seconds - elapsed)))
         return (exporter.cpu_seconds() - before) / (time.monotonic() - start), max(most)
 

@@ -4,15 +4,20 @@
     python -m benchmarks.dcgm_engine --checkout before=/path/to/an/older/checkout --checkout now=.
 
 Needs `nv-hostengine` on PATH (or NV_HOSTENGINE=/path), DCGM's Python bindings where its packages install them (or
-DCGM_BINDINGS=/path), and nothing beside gpu_exporter. `dcgm-exporter` is measured in the same run if it is on PATH, and
+DCGM_BINDINGS=/path), and rich for `top`. `dcgm-exporter` is measured in the same run if it is on PATH, and
 values are compared under four loads if PyTorch is installed. Every row has an engine of its own, started before and
 ended after it. CPU is a share of one core. `up` is the time from the start of the client until it shows every GPU.
 Each `--checkout` measures the gpu_exporter of that directory. Prints tables in Markdown.
+
+`--pages FILE` keeps a page every 15 s of an engine that fails, and `--alerts FILE` plays them into the committed rules:
+it prints every alert that has fired, and needs only promtool.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import os
 import re
 import signal
@@ -22,13 +27,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import harness, peers
+from benchmarks import harness, peers, played
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib
+from gpu_exporter.diagnosis import text_format
+from tests.support.terminal import Terminal
 
 SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -46,6 +54,7 @@ SECTIONS = ("cost", "values", "failures", "commands")
 LOADS = ("gemm", "copy", "launches", "transfers")
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1
+SCRAPED_SECONDS = 15
 # What a log may not say of a GPU that is healthy.
 ALARMING = re.compile(r"stuck|reboot|drain|lost", re.IGNORECASE)
 # Words of commands that judge a GPU.
@@ -128,16 +137,22 @@ class Client:
     port: int
     log: Path
     began: float = field(default_factory=time.monotonic)
+    # What a Prometheus would have scraped: the first page after each scrape interval.
+    scraped: list[str | None] = field(default_factory=list)
 
     def page(self, timeout: float = 5.0) -> dict[str, dict[str, float]] | None:
         """Return the page; None if there is none."""
         import urllib.request
 
+        text = None
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=timeout) as answer:
-                return parsed(answer.read().decode())
+                text = answer.read().decode()
         except OSError:
-            return None
+            pass
+        if time.monotonic() >= self.began + len(self.scraped) * SCRAPED_SECONDS:
+            self.scraped.append(text)
+        return None if text is None else parsed(text)
 
     def until(self, done: Callable[[Page], bool], seconds: float = PATIENCE_SECONDS) -> float | None:
         """Return the seconds since the start at which a page was as asked; None if none was in time."""
@@ -176,7 +191,9 @@ class Setup:
     seconds: float
     rows: Sequence[str]
     stopped: Sequence[float]
+    loads: Sequence[str]
     folder: Path
+    pages: Path | None
     run: harness.Run
 
     def environment(self, checkout: str) -> dict[str, str]:
@@ -464,9 +481,12 @@ def failures(setup: Setup, checkout: str) -> Iterator[list[str]]:
             for seconds in setup.stopped:
                 began = time.monotonic()
                 served.signal(signal.SIGSTOP)
-                changes = [*follow(run, seconds, began)]
-                served.signal(signal.SIGCONT)
-                changes += [f"continued after {time.monotonic() - began:.1f} s", *follow(run, 120, began, back)]
+                with ThreadPoolExecutor(1) as pool:
+                    asked = pool.submit(judged, setup, checkout, commands_of(setup, served.address, run.port))
+                    changes = [*follow(run, seconds, began)]
+                    served.signal(signal.SIGCONT)
+                    changes += [f"continued after {time.monotonic() - began:.1f} s", *follow(run, 120, began, back)]
+                    changes += [f"{name}: exit code {code}, {said}" for name, code, _, said in asked.result()]
                 yield [checkout, f"stopped for {seconds:g} s", "<br>".join(changes)]
             began, changes = time.monotonic(), []
             for _ in range(4):
@@ -475,7 +495,21 @@ def failures(setup: Setup, checkout: str) -> Iterator[list[str]]:
                 changes += follow(run, 6, began)
             changes += follow(run, PATIENCE_SECONDS, began, back)
             yield [checkout, "restarted every 6 s, four times", "<br>".join(changes)]
+            changes = [*follow(run, 60, time.monotonic())]
             show_log(f"failures, {checkout}", run.log)
+            if setup.pages:
+                with gzip.open(setup.pages, "wt") as file:
+                    json.dump(run.scraped, file)
+
+
+def print_alerts(pages: Path, program: Path) -> None:
+    """Print every alert of these pages."""
+    with gzip.open(pages, "rt") as file:
+        texts = json.load(file)
+    fired = played.fired(program, [text_format.parsed(text) if text else [] for text in texts], SCRAPED_SECONDS)
+    names = ("alertname", "severity", "action", "gpu")
+    print(f"{len(texts)} scrapes, {texts.count(None)} failed\n")
+    print(table(names, sorted([each.get(name, "") for name in names] for each in fired)))
 
 
 def print_failures(setup: Setup) -> None:
@@ -486,30 +520,68 @@ def print_failures(setup: Setup) -> None:
 
 # --- commands on healthy GPUs -----------------------------------------------------------------------------------------
 
-COMMANDS = ("diagnose", "check", "doctor")
+
+LOCAL, REMOTE = ("diagnose", "check", "doctor", "top"), ("diagnose", "top")
+TOP_SECONDS = 30
+
+
+def commands_of(setup: Setup, address: str, port: int | None = None) -> Sequence[Sequence[str]]:
+    """Return the commands that judge the GPUs of an engine, and those that ask an exporter."""
+    url = [] if port is None else ["--url", f"http://127.0.0.1:{port}"]
+    return [*([name, *setup.source(address)] for name in LOCAL), *([name, *url] for name in REMOTE if url)]
+
+
+def watched(line: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Watch `top` for some seconds, and quit it; return its exit code and its last screen."""
+    terminal = Terminal(line, size=(160, 50), env=environment)
+    try:
+        end = time.monotonic() + TOP_SECONDS
+        while time.monotonic() < end and terminal.read(0.2):
+            pass
+        text = terminal.screen.text
+        terminal.press("q")
+        return terminal.end(), text
+    finally:
+        terminal.close()
+
+
+def judged(setup: Setup, checkout: str, commands: Sequence[Sequence[str]]) -> Sequence[tuple[str, int, float, str]]:
+    """Run commands at the same time; return the name, the exit code, the seconds and the words of judgement of each."""
+
+    environment = setup.environment(checkout)
+
+    def run(command: Sequence[str]) -> tuple[str, int, float, str]:
+        line, begin = [sys.executable, "-m", "gpu_exporter", *command], time.monotonic()
+        if command[0] == "top":
+            code, output = watched(line, environment)
+        else:
+            env = {**os.environ, **environment}
+            done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
+            code, output = done.returncode, done.stdout + done.stderr
+        found = [line.strip() for line in output.splitlines() if VERDICTS.search(line)]
+        said = found[:6] or [line.strip() for line in output.splitlines() if line.strip()][-4:]
+        name = f"{command[0]}{' --url' if '--url' in command else ''}"
+        return name, code, time.monotonic() - begin, "<br>".join(said)
+
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return [*pool.map(run, commands)]
 
 
 def print_commands(setup: Setup) -> None:
-    """Print how the commands judge GPUs, through a host engine and an embedded one."""
+    """Print how the commands judge healthy GPUs: with a host engine, an embedded one, and an exporter with all metrics;
+    at rest and under load."""
     rows = []
-    with engine(setup.program) as served:
-        for checkout in setup.checkouts:
-            for address in (served.address, ""):
-                for name in COMMANDS:
-                    begin = time.monotonic()
-                    done = subprocess.run(
-                        [sys.executable, "-m", "gpu_exporter", name, *setup.source(address)],
-                        env={**os.environ, **setup.environment(checkout)},
-                        capture_output=True,
-                        text=True,
-                        timeout=300,
-                    )
-                    took, lines = time.monotonic() - begin, (done.stdout + done.stderr).splitlines()
-                    verdicts = [line.strip() for line in lines if VERDICTS.search(line)]
-                    where = "remote" if address else "embedded"
-                    shown = "<br>".join([*verdicts[:6], *([] if verdicts else lines[-3:])])
-                    rows.append([checkout, name, where, str(done.returncode), f"{took:.1f} s", shown])
-    print(table(("checkout", "command", "engine", "exit code", "took", "output"), rows), flush=True)
+    for checkout in setup.checkouts:
+        for name in setup.loads:
+            with engine(setup.program) as served, load(name):
+                port = free_port()
+                command = setup.serve(port, *setup.source(served.address), "--metrics", "full")
+                with client(command, port, setup.environment(checkout)) as run:
+                    run.until(all_up(setup.gpus))
+                    for where, address, of in (("remote", served.address, port), ("embedded", "", None)):
+                        for each in judged(setup, checkout, commands_of(setup, address, of)):
+                            rows.append([checkout, name, each[0], where, str(each[1]), f"{each[2]:.1f} s", each[3]])
+    print(table(("checkout", "load", "command", "engine", "exit code", "took", "output"), rows), flush=True)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -537,7 +609,9 @@ def found(chosen: argparse.Namespace, folder: Path) -> Setup | str:
         chosen.seconds,
         chosen.rows.split(","),
         [float(seconds) for seconds in chosen.stopped.split(",") if seconds],
+        chosen.loads.split(","),
         folder,
+        chosen.pages,
         harness.begin(__name__, chosen),
     )
 
@@ -551,10 +625,19 @@ def main() -> int:
     parser.add_argument("--checkout", action="append", default=[], metavar="NAME=DIR", help="a gpu_exporter to measure")
     parser.add_argument("--gpus", type=int, help="number of GPUs (default: those of the kernel driver)")
     parser.add_argument("--stopped", default="25", help="seconds for which the engine stops (default: %(default)s)")
+    parser.add_argument("--loads", default="none", help="none, gemm or both, while commands run (default: %(default)s)")
+    parser.add_argument("--pages", type=Path, metavar="FILE", help="keep the pages of an engine that fails (.json.gz)")
+    parser.add_argument("--alerts", type=Path, metavar="FILE", help="print the alerts of such pages")
     parser.add_argument("--load", choices=LOADS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.load:
         run_load(chosen.load)
+    if chosen.alerts:
+        if not (program := played.promtool()):
+            print("benchmarks.dcgm_engine --alerts needs promtool")
+            return 2
+        print_alerts(chosen.alerts, program)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         setup = found(chosen, Path(folder))
         if isinstance(setup, str):

@@ -44,6 +44,7 @@ TRUSTME = Need("trustme (pip install -e '.[bench]')", lambda: find_spec("trustme
 PROMETHEUS = Need(
     "Prometheus (make tools)", lambda: bool(shutil.which("prometheus") or (BUNDLED / "prometheus").exists())
 )
+HISTORY = Need("a simulated history (make boards)", lambda: (ROOT / "build/boards/history/data").exists())
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ BENCHMARKS = (
     Benchmark("live_page", "live_page"),
     Benchmark("web", "web", (TRUSTME,)),
     Benchmark("fleet", "fleet", (PROMETHEUS,)),
+    Benchmark("first_screens", "first_screens", (HISTORY,)),
 )
 
 

@@ -1,13 +1,17 @@
 """Trains on several GPUs (or CPUs) with one known cause of slowness at a time, and compares what the diagnosis says.
 
-    PYTHONPATH=. python3 benchmarks/job_cases.py --out results           # all cases, and 20 balanced runs: 5 minutes
-    PYTHONPATH=. python3 benchmarks/job_cases.py --repeats 0 --cases fsdp-forward,tensor-gpu
+    PYTHONPATH=. python3 benchmarks/job_cases.py --out results           # all cases, and 20 balanced runs: 13 minutes
+    PYTHONPATH=. python3 benchmarks/job_cases.py --cases first --times 3 --repeats 0 --most-seconds 450 --out results
+    PYTHONPATH=. python3 benchmarks/job_cases.py --cases fsdp-forward,tensor-gpu --repeats 0
     PYTHONPATH=. python3 benchmarks/job_cases.py --device cpu --ranks 4 --seconds 3 --cases ddp-data,ddp-backward
+    PYTHONPATH=. python3 benchmarks/job_cases.py --replay results        # judge again what was scraped; no GPU
 
 One process per rank trains all cases, each with its own StepTimer. This process receives their messages on a Unix
 socket and reads the GPUs, as the exporter does, and judges each scrape as `diagnose` does: by the step timers alone, by
 telemetry alone, and by both. A straggler that is not named is wrong, and so is any other rank, at any moment of the
 run. `unknown` is right where nobody is slow; cases in which a step timer cannot tell are counted apart.
+
+After each case, its scrapes and all results so far are in the folder of `--out`.
 
 Needs PyTorch; on GPUs, `nvidia-ml-py` for the telemetry.
 """
@@ -15,6 +19,7 @@ Needs PyTorch; on GPUs, `nvidia-ml-py` for the telemetry.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import socket
@@ -23,7 +28,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import fmean
@@ -32,16 +38,21 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.job_receiver import Receiver
-from benchmarks.job_training import BY_NAME, CASES, NOBODY, REPEATED, Case, possible, rank_main
+from benchmarks.job_training import BY_NAME, CASES, FIRST, NOBODY, REPEATED, Case, possible, rank_main
 from benchmarks.job_verdict import PARTS, UNKNOWN, Verdict, judge, parts_of, samples_of, uuid_of
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.scrape import ScrapedSample
+from gpu_exporter.diagnosis.window import FAMILIES
 
 SCRAPE_SECONDS = 1.0
+# The file of scrapes: a line of JSON for each case.
+SCRAPES = "scrapes.jsonl.gz"
 # Longer than it takes to import PyTorch and to set up its collectives.
 SILENT_SECONDS = 120.0
 _TELLING = (m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE, m.TENSOR_ACTIVE, m.PCIE_RX, m.PCIE_TX, m.NVLINK_RX, m.POWER)
 TELLING = frozenset(metric.name for metric in _TELLING)
+# What of a page of the exporter is kept.
+READ = TELLING | set(FAMILIES)
 # What is judged: step timers, telemetry, or both.
 TIMERS, TELEMETRY, BOTH = "step timers", "telemetry", "both"
 
@@ -55,11 +66,17 @@ class Scrapes(NamedTuple):
 
 
 def collect(
-    names: Sequence[str], ranks: int, device_kind: str, seconds: float, telemetry: Callable[[], Sequence[ScrapedSample]]
-) -> dict[str, list[Scrapes]]:
-    """Run the ranks, and return the scrapes of each case: of those so far if a rank fails, or all are silent."""
-    scrapes: dict[str, list[Scrapes]] = defaultdict(list)
+    names: Sequence[str],
+    ranks: int,
+    device_kind: str,
+    seconds: float,
+    telemetry: Callable[[], Sequence[ScrapedSample]],
+    most_seconds: float,
+) -> Iterator[tuple[str, list[Scrapes]]]:
+    """Run the ranks, and yield the scrapes of each case when it is over; of those so far if a rank fails, all are
+    silent, or the time is over."""
     latest: dict[str, dict[int, Any]] = defaultdict(dict)
+    name, of_case = "", list[Scrapes]()
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(Receiver(path := os.path.join(folder, "jobs.sock"))) as receiver,
@@ -73,25 +90,41 @@ def collect(
             while (messages := _receive(receiver)) or any(child.poll() is None for child in children):
                 heard = time.monotonic() if messages else heard
                 failed = [rank for rank, child in enumerate(children) if child.poll()]
-                if failed or time.monotonic() > heard + SILENT_SECONDS:
-                    print(f"ranks {failed} failed" if failed else "all ranks are silent", file=sys.stderr)
+                is_late = time.monotonic() > begin + most_seconds
+                if is_late:
+                    of_case = []  # cut off, it would be judged by a part
+                if failed or is_late or time.monotonic() > heard + SILENT_SECONDS:
+                    why = f"ranks {failed} failed" if failed else "the time is over" if is_late else "all are silent"
+                    print(why, file=sys.stderr)
                     break
                 for message in messages:
                     latest[message["job_id"]][message["rank"]] = message
-                for name in {message["job_id"] for message in messages}:
-                    of_case, is_whole = scrapes[name], len(latest[name]) == ranks
-                    if is_whole and (not of_case or time.time() >= of_case[-1].at + SCRAPE_SECONDS):
+                for job in dict.fromkeys(message["job_id"] for message in messages):
+                    if len(latest[job]) < ranks:
+                        continue
+                    if job != name and _follows(names, name, job):
+                        if of_case:
+                            yield name, _whole(of_case, latest[name])
+                        name, of_case = job, []
+                        print(f"{time.monotonic() - begin:5.0f} s  {name}", file=sys.stderr, flush=True)
+                    if job == name and (not of_case or time.time() >= of_case[-1].at + SCRAPE_SECONDS):
                         of_case.append(Scrapes(time.time(), dict(latest[name]), telemetry()))
-                        if len(of_case) == 1:
-                            print(f"{time.monotonic() - begin:5.0f} s  {name}", file=sys.stderr, flush=True)
         finally:
             for child in children:
                 child.kill()
                 child.wait()
-    # The last messages come when the loops are over.
-    for name, of_case in scrapes.items():
-        of_case.append(Scrapes(of_case[-1].at + SCRAPE_SECONDS, latest[name], ()))
-    return scrapes
+    if of_case:
+        yield name, _whole(of_case, latest[name])
+
+
+def _follows(names: Sequence[str], before: str, name: str) -> bool:
+    """Return whether a case comes after another one."""
+    return not before or names.index(name) > names.index(before)
+
+
+def _whole(scrapes: list[Scrapes], latest: Mapping[int, Mapping[str, Any]]) -> list[Scrapes]:
+    """Add the last messages of a case, which come when its loops are over."""
+    return [*scrapes, Scrapes(scrapes[-1].at + SCRAPE_SECONDS, latest, ())]
 
 
 def _start(
@@ -132,7 +165,7 @@ def telemetry_of(device_kind: str, stack: ExitStack) -> Callable[[], Sequence[Sc
     monitor, reader = Monitor(NvmlSource(), selected(MetricSet.DEFAULT), SCRAPE_SECONDS, SCRAPE_SECONDS), Reader()
     monitor.start()
     stack.callback(monitor.stop)
-    return lambda: reader.of(monitor.snapshot()).samples
+    return lambda: reader.of(monitor.snapshot(), READ).samples
 
 
 def result(case: Case, name: str, scrapes: Sequence[Scrapes]) -> dict[str, Any]:
@@ -226,47 +259,117 @@ def summarize(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return counts
 
 
+def kept(name: str, scrapes: Sequence[Scrapes]) -> str:
+    """Return the scrapes of a case as a line of JSON."""
+    found = [[each.at, each.messages, [list(sample) for sample in each.telemetry]] for each in scrapes]
+    return json.dumps({"case": name, "scrapes": found}, separators=(",", ":"))
+
+
+def replayed(folder: Path) -> Iterator[tuple[str, list[Scrapes]]]:
+    """Yield the scrapes of each case in a folder."""
+    with gzip.open(folder / SCRAPES, "rt") as lines:
+        for line in lines:
+            found = json.loads(line)
+            yield found["case"], [_scrapes(*each) for each in found["scrapes"]]
+
+
+def _scrapes(at: float, messages: Mapping[str, Any], telemetry: Sequence[Sequence[Any]]) -> Scrapes:
+    by_rank = {int(rank): message for rank, message in messages.items()}
+    return Scrapes(at, by_rank, [ScrapedSample(*each) for each in telemetry])
+
+
+class Results:
+    """Judges cases as they come, in a thread, because the next one runs meanwhile; prints and writes all results."""
+
+    def __init__(self, about: Mapping[str, Any], names: Sequence[str], folder: Path | None) -> None:
+        self._about, self._names, self._folder = about, names, folder
+        self.found: list[dict[str, Any]] = []
+
+    def take(self, cases: Iterator[tuple[str, list[Scrapes]]], *, keep: bool) -> None:
+        """Judge all cases; with `keep`, keep their scrapes before."""
+        with ThreadPoolExecutor(1) as pool:
+            judging = []
+            for name, scrapes in cases:
+                if keep and self._folder:
+                    with gzip.open(self._folder / SCRAPES, "at") as file:
+                        file.write(kept(name, scrapes) + "\n")
+                judging.append(pool.submit(self._judge, name, scrapes))
+            for each in judging:
+                each.result()
+
+    @property
+    def not_run(self) -> list[str]:
+        """The cases that are missing."""
+        run = {each["case"] for each in self.found}
+        return [name for name in self._names if name not in run]
+
+    def _judge(self, name: str, scrapes: Sequence[Scrapes]) -> None:
+        self.found.append(result(BY_NAME[name.partition("#")[0]], name, scrapes))
+        show(self.found[-1])
+        if self._folder:
+            whole = {"summary": summarize(self.found), "not_run": self.not_run, "results": self.found}
+            (self._folder / "job_cases.json").write_text(json.dumps({**self._about, **whole}, indent=2))
+
+
+def planned(options: argparse.Namespace, device_kind: str) -> list[str]:
+    """Return the names of the runs, in their order."""
+    every = [case.name for case in CASES if possible(case, device_kind)]
+    first = [name for name in FIRST if possible(BY_NAME[name], device_kind)]
+    names = {"all": every, "first": first, "none": []}.get(options.cases, options.cases.split(","))
+    repeated = [case.name for case in REPEATED if possible(case, device_kind)]
+    again = [f"{name}#{number}" for number in range(2, options.times + 1) for name in names]
+    return [*names, *again, *(f"{name}#b{number}" for number in range(1, options.repeats + 1) for name in repeated)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ranks", type=int, default=0, help="default: all GPUs, or 4 on the CPU")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there are GPUs")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each run (default: %(default)s)")
-    parser.add_argument("--cases", default="all", help=f"none, or some of {', '.join(BY_NAME)}")
+    parser.add_argument("--seconds", type=float, default=16.0, help="of each run (default: %(default)s)")
+    parser.add_argument("--cases", default="all", help=f"none, first, or some of {', '.join(BY_NAME)}")
+    parser.add_argument("--times", type=int, default=1, help="runs of each of these cases (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each balanced size (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="write the results to job_cases.json in this folder")
+    parser.add_argument("--most-seconds", type=float, default=float("inf"), help="end after so many seconds")
+    parser.add_argument("--out", type=Path, help="write the results and scrapes to this folder")
+    parser.add_argument("--replay", type=Path, help="judge the scrapes in this folder again")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
         rank_main(options.rank_of.split(","), options.device, options.seconds)
         return 0
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+    if options.replay:
+        results = Results({"replayed": str(options.replay)}, (), options.out)
+        results.take(replayed(options.replay), keep=False)
+    else:
+        results = trained(options)
+    if results.not_run:
+        print(f"not run: {', '.join(results.not_run)}")
+    for kind, ways in summarize(results.found).items():
+        for way, outcomes in ways.items():
+            print(f"{kind}, {way}: " + ", ".join(f"{number} {name}" for name, number in sorted(outcomes.items())))
+    return 1 if results.not_run else 0
+
+
+def trained(options: argparse.Namespace) -> Results:
+    """Run the cases and return the results."""
     import torch
 
     device_kind = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     ranks = options.ranks or (torch.cuda.device_count() if device_kind == "cuda" else 4)
-    every = [case.name for case in CASES if possible(case, device_kind)]
-    names = {"all": every, "none": []}.get(options.cases, options.cases.split(","))
-    repeated = [case.name for case in REPEATED if possible(case, device_kind)]
-    names += [f"{name}#{number}" for number in range(1, options.repeats + 1) for name in repeated]
+    names = planned(options, device_kind)
+    about = {"torch": torch.__version__, "device": device_kind, "ranks": ranks, "seconds": options.seconds}
+    if device_kind == "cuda":
+        about["gpu"] = torch.cuda.get_device_name()
+    if options.out:
+        (options.out / SCRAPES).unlink(missing_ok=True)
+    results = Results(about, names, options.out)
     with ExitStack() as stack:
         telemetry = telemetry_of(device_kind, stack)
-        scrapes = collect(names, ranks, device_kind, options.seconds, telemetry)
-    results = [result(BY_NAME[name.partition("#")[0]], name, scrapes[name]) for name in names if scrapes.get(name)]
-    if missing := [name for name in names if not scrapes.get(name)]:
-        print(f"not run: {', '.join(missing)}")
-    for found in results:
-        show(found)
-    summary = summarize(results)
-    for kind, ways in summary.items():
-        for way, outcomes in ways.items():
-            print(f"{kind}, {way}: " + ", ".join(f"{number} {name}" for name, number in sorted(outcomes.items())))
-    if options.out:
-        about = {"torch": torch.__version__, "device": device_kind, "ranks": ranks, "seconds": options.seconds}
-        if device_kind == "cuda":
-            about["gpu"] = torch.cuda.get_device_name()
-        options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**about, "summary": summary, "not_run": missing, "results": results}, indent=2)
-        (options.out / "job_cases.json").write_text(text)
-    return 1 if missing else 0
+        cases = collect(names, ranks, device_kind, options.seconds, telemetry, options.most_seconds)
+        results.take(cases, keep=True)
+    return results
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from gpu_exporter.catalogue.failure_modes.mode import STRAGGLING_GPU
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import ScrapedSample
+from gpu_exporter.diagnosis.scrape import ScrapedSample, samples_by_name
 from gpu_exporter.training.textfile import render
 
 PARTS = ("data", "forward", "backward", "optimizer", "rest")
 UNKNOWN = "unknown"
-# As long as `diagnose` watches by default.
-WINDOW_SECONDS = 20.0
+# Half as long as `diagnose` watches by default, so that a case need not last as long.
+WINDOW_SECONDS = 10.0
 # What a step timer renders: no value has a quote or a brace in it.
 _LINE, _LABEL = re.compile(r"(\w+)\{(.*)\} (\S+)"), re.compile(r'(\w+)="([^"]*)"')
 _PHASE = re.compile(r"its phase (\w+) takes")
@@ -66,10 +66,7 @@ def judge(scrapes: Sequence[tuple[float, Sequence[ScrapedSample]]], ranks: Mappi
     ever: set[int] = set()
     after = None
     for at, samples in scrapes:
-        by_name: dict[str, list[ScrapedSample]] = {}
-        for sample in samples:
-            by_name.setdefault(sample.name, []).append(sample)
-        window.add(at, by_name)
+        window.add(at, samples_by_name(samples))
         found = {ranks[each.device.uuid]: each for each in diagnose(window.recent()) if each.device.uuid in ranks}
         named = {rank: straggler for rank, each in found.items() for straggler in _stragglers(each)}
         classes = {rank: each.bottleneck.name if each.bottleneck else UNKNOWN for rank, each in found.items()}

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
 
@@ -58,26 +58,31 @@ class Way:
 
 
 class Pages:
-    """Open pages: each reads the stream on a thread of its own."""
+    """Open pages: each reads the stream on a thread of its own, from an address of its own, as viewers do."""
 
     def __init__(self, port: int, count: int) -> None:
-        self.received, self._closing = 0, False
-        self._url = f"http://127.0.0.1:{port}/api/v1/stream"
-        self._threads = [threading.Thread(target=self._read, daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
+        self._port, self._closing = port, False
+        self._pool = ThreadPoolExecutor(max(1, count))
+        self._pages = [self._pool.submit(self._read, f"127.0.1.{number + 1}") for number in range(count)]
 
-    def _read(self) -> None:
-        with urllib.request.urlopen(self._url, timeout=60) as answer:
-            while not self._closing:
-                line = answer.readline()
-                self.received += len(line)
+    def _read(self, address: str) -> int:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=60, source_address=(address, 0))
+        connection.request("GET", "/api/v1/stream")
+        answer = connection.getresponse()
+        if answer.status != HTTPStatus.OK:
+            raise SystemExit(f"a page got {answer.status}: {answer.read().decode()}")
+        received = 0
+        while not self._closing:
+            received += len(answer.readline())
+        connection.close()
+        return received
 
-    def close(self) -> None:
-        """Stop reading."""
+    def close(self) -> int:
+        """Stop reading; return how many bytes all pages received. Raises what ended a page."""
         self._closing = True
-        for thread in self._threads:
-            thread.join(5)
+        received = sum(page.result(5) for page in self._pages)
+        self._pool.shutdown()
+        return received
 
 
 def measure(ways: Sequence[Way], env: Mapping[str, str], seconds: float) -> list[Cost]:
@@ -96,8 +101,7 @@ def measure(ways: Sequence[Way], env: Mapping[str, str], seconds: float) -> list
         found = []
         for way, port, pages, (cpu, rss) in zip(ways, ports, opened, costs, strict=True):
             latency = scrape(port, 1, SCRAPES, PAUSE_SECONDS)
-            pages.close()
-            found.append(Cost(way.name, cpu, rss, latency.p50, latency.p99, pages.received))
+            found.append(Cost(way.name, cpu, rss, latency.p50, latency.p99, pages.close()))
     return found
 
 

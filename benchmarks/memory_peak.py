@@ -17,26 +17,23 @@ Exits with 1 if a scrape saw the peak as the memory in use (then nothing was sho
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import played
 from benchmarks.exporter import Exporter, exporter_command, free_port, running
-from benchmarks.harness import GIB, ROOT
+from benchmarks.harness import GIB
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.remote_scrapes import is_read
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
-from tests.support.tools import BUNDLED, NEWER
 
 ALERT = "GpuMemoryBrieflyFull"
 MIB = 2**20
@@ -44,7 +41,6 @@ MIB = 2**20
 LEFT, MORE, BLOCK = GIB // 2, 8 * GIB, 256 * MIB
 # After which scrape the program takes the memory, and how many seconds later.
 AFTER, DELAY = 2, 5.0
-RULES = ("recording", "cost")
 # A program that takes the memory for so many seconds; it returns when the program has ended.
 Peak = Callable[[float], None]
 
@@ -119,38 +115,6 @@ def found_in(taken: Sequence[Taken]) -> list[str]:
     return [match.mode.name for each in by_gpu if each.identity.gpu == "0" for match in each.matches]
 
 
-def fired_in(promtool: Path, taken: Sequence[Taken], every: float) -> bool:
-    """Return whether the alert has fired on GPU 0, by the committed rules."""
-    values: dict[str, list[str]] = {}
-    for number, each in enumerate(taken):
-        for name, labels, value in each.samples:
-            all_labels = {**labels, "job": "gpu-exporter", "instance": "0"}
-            series = f"{name}{{{','.join(f'{key}={json.dumps(text)}' for key, text in all_labels.items())}}}"
-            of_series = values.setdefault(series, [])
-            of_series += ["_"] * (number - len(of_series)) + [f"{value:.15g}"]
-    end = int((len(taken) - 1) * every)
-    alerts = f'ALERTS{{alertname="{ALERT}", alertstate="firing", gpu="0"}}'
-    test = {
-        "interval": f"{every:g}s",
-        "input_series": [{"series": series, "values": " ".join(each)} for series, each in values.items()],
-        "promql_expr_test": [
-            {
-                "expr": f"count(count by (gpu) (last_over_time({alerts}[1d])))",
-                "eval_time": f"{end}s",
-                "exp_samples": [{"labels": "{}", "value": 1}],
-            }
-        ],
-    }
-    rules = [str(ROOT / "alerts" / f"{name}.yaml") for name in RULES]
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump({"rule_files": rules, "evaluation_interval": f"{every:g}s", "tests": [test]}, file)
-        file.flush()
-        answer = subprocess.run([promtool, "test", "rules", file.name], capture_output=True, text=True)
-    if answer.returncode and "got: nil" not in answer.stdout + answer.stderr:
-        raise RuntimeError(f"promtool: {answer.stderr.strip()}")
-    return answer.returncode == 0
-
-
 def shown(taken: Sequence[Taken]) -> list[str]:
     """Return a line for each scrape."""
     lines = ["scrape    in use   most in use within a minute"]
@@ -169,18 +133,15 @@ def missed(taken: Sequence[Taken], said: str, promtool: Path | None, every: floa
     )
     if most > 0.9:
         wrong.append(f"a scrape saw {most:.0%} of the memory in use: the peak was not between two scrapes")
-    by_rules = fired_in(promtool, taken, every) if promtool else ALERT in found_in(taken[: AFTER + 2])
+    if promtool:
+        fired = played.fired(promtool, [each.samples for each in taken], every)
+        by_rules = any((each["alertname"], each.get("gpu")) == (ALERT, "0") for each in fired)
+    else:
+        by_rules = ALERT in found_in(taken[: AFTER + 2])
     print(f"{ALERT} {'fired' if by_rules else 'did not fire'}, by {promtool or 'its condition in Python'}")
     diagnosed = ALERT in said
     print(f"gpu-exporter diagnose --url {'found' if diagnosed else 'did not find'} {ALERT}")
     return [*wrong, *([] if by_rules else ["the alert"]), *([] if diagnosed else ["diagnose"])]
-
-
-def known_promtool() -> Path | None:
-    """Return promtool, if it is installed."""
-    there = shutil.which("promtool")
-    places = [Path(there)] if there else [folder / "promtool" for folder in (NEWER, BUNDLED)]
-    return next((each for each in places if each.is_file()), None)
 
 
 def main() -> int:
@@ -189,7 +150,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=30.0, help="scrape interval in seconds (default: %(default)g)")
     parser.add_argument("--hold", type=float, default=3.0, help="seconds of the peak (default: %(default)g)")
     parser.add_argument("--scrapes", type=int, default=12, help="number of scrapes (default: %(default)s)")
-    parser.add_argument("--promtool", type=Path, default=known_promtool(), help="Prometheus' promtool")
+    parser.add_argument("--promtool", type=Path, default=played.promtool(), help="Prometheus' promtool")
     parser.add_argument("--allocate", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.allocate:

@@ -135,6 +135,15 @@ SECTIONS = (
         "A real Prometheus discovers simulated nodes through `/sd` and scrapes them; both run on the same cores.",
         sections.fleet,
     ),
+    Section(
+        "first_screens",
+        "How long does the first screen of a dashboard take?",
+        """VictoriaMetrics holds what the first screens read of the last three hours, a sample a minute: copies of the
+        nodes that `make boards` simulates. A twentieth of the nodes are faulty, the large job has a straggler, and the
+        other nodes have jobs of their own. A dashboard is opened five times, without a cache: its variables, then all
+        queries of the panels in view, six at a time. *Series* is how many the selectors of these queries find.""",
+        sections.first_screens,
+    ),
 )
 
 

@@ -51,8 +51,8 @@ LOADS: Mapping[str, tuple[float, float]] = {
 }
 DEFAULT_LOADS = "bursts,rare,steady,tiny"
 OWN = Peer("gpu-exporter", (), lambda port, _: exporter_command(port))
-# How long a load runs before the first scrape: until an exporter's gauge no longer has a mean of the time before.
-WARM_SECONDS = 5.0
+# How long a load runs before the first scrape: until no exporter shows the time before. Utilisation counts 10 s late.
+WARM_SECONDS = 20.0
 # A load without a pause says after each of so many seconds that it was busy.
 CHUNK_SECONDS = 0.5
 GPM_ENGINE = 1
@@ -65,7 +65,7 @@ UTIL: Series = {
     "nvidia_smi_utilization_gpu_ratio": 1.0,
     "gpu_utilization_Percentage": 0.01,
 }
-UTIL_TOTAL: Series = {"gpu_util_seconds_total": 1.0}
+UTIL_TOTAL: Series = {"gpu_util_seconds_total": 1.0, "gpu_gr_engine_active_seconds_total": 1.0}
 POWER: Series = {
     "DCGM_FI_DEV_POWER_USAGE": 1.0,
     "DCGM_FI_DEV_BOARD_POWER_WATTS": 1.0,

@@ -397,6 +397,21 @@ def web(numbers: Numbers) -> Shown:
     return Shown(table(("a scrape", "p50", "CPU"), scrapes) + "\n" + table(("a flood of wrong passwords", ""), rows))
 
 
+def first_screens(numbers: Numbers) -> Shown:
+    """Return one row for each dashboard."""
+    rows = [
+        (
+            f"GPU / {'GPU' if row['board'] == 'gpu' else row['board'].capitalize()}",
+            f"{row['queries']}",
+            f"{row['series']}",
+            f"{median(row['seconds']):.2f} s, {max(row['seconds']):.2f} s",
+        )
+        for row in numbers["rows"]
+    ]
+    head = f"{numbers['nodes']} nodes, a job of {numbers['ranks']} ranks"
+    return Shown(table((head, "queries", "series", "first screen: median, slowest"), rows))
+
+
 def fleet(numbers: Numbers) -> Shown:
     """Return one row for each number."""
     (ours, ours_mib), (theirs, theirs_mib) = numbers["exporter"], numbers["prometheus"]

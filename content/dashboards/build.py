@@ -9,7 +9,7 @@ from grafanalib import core
 
 from content.dashboards import cost, fleet, gpu, grafana, job, node, runbooks, server
 from content.dashboards import queries as q
-from content.dashboards.frame import BLUE, ORANGE, RED, BoardRow, dashboard
+from content.dashboards.frame import BLUE, OF_A_NODE, ORANGE, RED, BoardRow, dashboard
 from content.dashboards.mode_panels import mode_rows
 from gpu_exporter.alerting.aggregates import NODE_GPUS
 from gpu_exporter.alerting.allocation import POD_REQUESTS
@@ -73,6 +73,19 @@ def _variables(board: Board) -> list[Any]:
                 allValue=EVERY,
                 refresh=ON_TIME_CHANGE,
                 sort=NATURAL,
+            )
+        )
+    if board in OF_A_NODE:
+        exporter = f'{DEVICE_INFO}{{cluster=~"$cluster", node=~"$node"}}'
+        found.append(
+            grafana.Template(
+                name="instance",
+                label="Exporter",
+                query=f"label_values({exporter}, instance)",
+                refresh=ON_TIME_CHANGE,
+                sort=NATURAL,
+                allValue=EVERY,
+                hide=core.HIDE_VARIABLE,
             )
         )
     return found

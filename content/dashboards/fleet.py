@@ -251,8 +251,8 @@ def _problem_of_nodes(modes: Sequence[FailureMode], *, at_end: bool = False) -> 
         places.append(_places(modes, q.selected(BOARD, SINCE), lasting))
         held = f"({held} or {held}{lasting})"
     places.append(f"{WAITS} + 0 * ({q.selected(BOARD, a.WAITING)} and on (cluster, namespace, workload) {held})")
-    worst = q.having(f"max by (cluster, node) ({' or '.join(places)})", "node")
-    found = f"{worst} or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
+    places.append(f"0 * {q.selected(BOARD, a.NODE_GPUS)}")
+    found = q.having(f"max by (cluster, node) ({' or '.join(places)})", "node")
     return q.at_end(found) if at_end else found
 
 

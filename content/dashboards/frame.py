@@ -11,7 +11,7 @@ from grafanalib import core
 
 from content.dashboards import grafana
 from content.dashboards.queries import Query
-from gpu_exporter.alerting.boards import GPU, Board
+from gpu_exporter.alerting.boards import GPU, NODE, Board
 
 ABSENT = "not collected"
 # By which the dashboards find each other.
@@ -53,6 +53,11 @@ class BoardRow:
     collapsed: bool = False
 
 
+# Dashboards of one node, whose exporter is the variable `instance`.
+OF_A_NODE = (NODE, GPU)
+LIVE_PAGE = "http://${instance}/"
+
+
 def dashboard(board: Board, panels: Sequence[Any], variables: Sequence[Any], annotations: Sequence[Any]) -> Any:
     """Return a dashboard with a menu of the others."""
     menu = core.DashboardLink(title="GPU dashboards", tags=[TAG], asDropdown=True, includeVars=True, keepTime=True)
@@ -70,8 +75,15 @@ def dashboard(board: Board, panels: Sequence[Any], variables: Sequence[Any], ann
         panels=list(panels),
         templating=core.Templating(list=list(variables)),
         annotations=core.Annotations(list=list(annotations)),
-        links=[menu],
+        links=[menu, *live_page(board)],
     )
+
+
+def live_page(board: Board) -> Sequence[core.DashboardLink]:
+    """Return the link to the live page of the node that a dashboard is about, if it is about one."""
+    if board not in OF_A_NODE:
+        return ()
+    return (core.DashboardLink(title="Live page", type="link", uri=LIVE_PAGE, keepTime=False, targetBlank=True),)
 
 
 def link_to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, RED, About, BoardRow
@@ -30,6 +31,8 @@ ACTIVITIES = {
 WORST = 10
 # What the time since the last step is named.
 MOVES, STALLS = "ago", "stands still"
+# What the time of a step is named.
+NOW, SLOWER = "now", "too slow"
 # Shorter differences say nothing about a step.
 LEAST_SECONDS = 0.001
 
@@ -56,20 +59,23 @@ def progress() -> list[object]:
         Query(f"max({limit})", "limit", "s"),
         height=TILES,
     )
-    red = {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}}
-    standstill.overrides = [{"matcher": {"id": "byName", "options": STALLS}, "properties": [red]}]
-    return [
-        pair(
-            "Step time",
-            _about(
-                "Duration of a step, median of the ranks; and what it would be at the median speed of the last day.",
-                "no longer than usual.",
-                "longer: see which rank holds up the job, then the phases of a step.",
-            ),
-            Query(f"max({step})", "now", "s"),
-            Query(f"max({step} * {speed} / {usual})", "usual", "s"),
-            height=TILES,
+    standstill.overrides = [_coloured(STALLS, RED)]
+    slower = f'label_replace(max({step} and {speed} / {usual} < {loops.SLOWER}), "state", "{SLOWER}", "", "")'
+    duration = pair(
+        "Step time",
+        _about(
+            "Duration of a step, median of the ranks; and what it would be at the median speed of the last day.",
+            "no longer than usual.",
+            f"*{SLOWER}*: the job has less than {loops.SLOWER:.0%} of its usual speed. See which rank holds it up, "
+            "then the phases of a step.",
         ),
+        Query(f'{slower} or on () label_replace(max({step}), "state", "{NOW}", "", "")', "{{state}}", "s"),
+        Query(f"max({step} * {speed} / {usual})", "usual", "s"),
+        height=TILES,
+    )
+    duration.overrides = [_coloured(SLOWER, ORANGE)]
+    return [
+        duration,
         standstill,
         number(
             "Tokens per second",
@@ -102,6 +108,12 @@ def progress() -> list[object]:
             height=TILES,
         ),
     ]
+
+
+def _coloured(name: str, colour: str) -> dict[str, Any]:
+    """Return the override that gives a number of this name a colour."""
+    fixed = {"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}
+    return {"matcher": {"id": "byName", "options": name}, "properties": [fixed]}
 
 
 def self_time() -> object:

@@ -54,7 +54,7 @@ def _first_token(quantile: float) -> str:
 def _queued() -> str:
     waiting = f"{_pods()} - on (cluster, namespace, pod) {q.selected(BOARD, serving.BATCH)}"
     # They are recorded one after the other.
-    return f"(clamp_min({waiting}, 0) or 0 * {_pods()})"
+    return f"(clamp_min({waiting}, 0) or on (cluster, namespace, pod) 0 * {_pods()})"
 
 
 def _numbers() -> list[object]:

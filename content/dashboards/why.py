@@ -6,7 +6,7 @@ They read metrics of gpu-exporter itself. No rule records them, because nothing 
 from __future__ import annotations
 
 from content.dashboards import queries as q
-from content.dashboards.frame import GREEN, GREY, ORANGE, RED, About, BoardRow, ColourStep
+from content.dashboards.frame import GREEN, GREY, LIVE_PAGE, OF_A_NODE, ORANGE, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, coloured, hues, lines
 from content.dashboards.mode_panels import ports
 from content.dashboards.queries import Query
@@ -60,6 +60,7 @@ def idle_causes(board: Board, width: int = 12) -> object:
         GraphStyle(Legend.LIST, stacked=True, most=1, overrides=overrides),
         width=width,
         link=None,
+        links=[{"title": "Flame graph", "url": LIVE_PAGE, "targetBlank": True}] if board in OF_A_NODE else [],
     )
 
 

@@ -10,7 +10,7 @@ from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
-from gpu_exporter.model.job_message import TRAINING
+from gpu_exporter.model.job_message import TRAINING, WAITING
 from gpu_exporter.model.metric import Metric
 
 WINDOW = "5m"
@@ -107,8 +107,8 @@ SELF_MARGIN = _job(
 )
 PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
-    "By how much the time of a phase exceeds the usual one",
-    f"{PHASE.record} - on ({JOB_KEY}, phase) group_left () (\n{_usual(PHASE, 'phase')}\n)",
+    "By how much the time of a phase exceeds the usual one; a rank that waits longer is not slow",
+    f'{PHASE.record}{{phase!="{WAITING}"}} - on ({JOB_KEY}, phase) group_left () (\n{_usual(PHASE, "phase")}\n)',
     "phase",
 )
 PAUSED = placed(rank_rate(f"{m.JOB_ACTIVITY}{{{IN_PAUSE}}}"))

@@ -22,18 +22,19 @@ class RunbookHandler(Handler):
         live: LivePage = self.settings["live_page"]
         name = self.request.path.removeprefix("/runbooks").strip("/")
         # Not on this thread: scrapes would wait for it.
-        title, content = await asyncio.get_running_loop().run_in_executor(None, _runbook, name)
+        title, content, board = await asyncio.get_running_loop().run_in_executor(None, _runbook, name)
         if not title:
             raise HTTPError(404)
         set_page_policy(self)
-        await self.send(live.of_runbook(title, content, is_index=not name), HTML)
+        await self.send(live.of_runbook(title, content, board, is_index=not name), HTML)
 
     head = get
 
 
 @lru_cache(maxsize=16)
-def _runbook(name: str) -> tuple[str, str]:
-    """Return the title of a runbook and its HTML; both are empty if there is none of this name."""
+def _runbook(name: str) -> tuple[str, str, str]:
+    """Return the title of a runbook, its HTML, and the path of the dashboard with its alert; all are empty if there is
+    none of this name."""
     from gpu_exporter.alerting import boards, runbooks
     from gpu_exporter.catalogue import project
     from gpu_exporter.catalogue.failure_modes import MODES
@@ -42,7 +43,7 @@ def _runbook(name: str) -> tuple[str, str]:
 
     pages = {boards.page(mode.name): mode for mode in MODES}
     if name and name not in pages:
-        return "", ""
+        return "", "", ""
 
     def target(link: str) -> str:
         """Return where a link leads: the exporter has no other pages of the docs."""
@@ -54,4 +55,5 @@ def _runbook(name: str) -> tuple[str, str]:
         return (file.removesuffix(".md") if name else f"runbooks/{file.removesuffix('.md')}") if file else link
 
     text = runbooks.runbook(pages[name]) if name else runbooks.index()
-    return pages[name].name if name else "Runbooks", html_of(relinked(text, target, runbooks.FOLDER))
+    title, board = (pages[name].name, boards.board_of(pages[name])) if name else ("Runbooks", boards.FLEET)
+    return title, html_of(relinked(text, target, runbooks.FOLDER)), board.link()

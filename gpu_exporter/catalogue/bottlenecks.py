@@ -53,7 +53,6 @@ LOW_POWER_CLASSES = frozenset({"waiting", "communicating", "underfilled", FAKE_L
 IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle", a.TIME)
 QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe link use at or above which the GPU counts as copying data (launching kernels alone uses less)", a.PCIE)
 FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe link use at or above which the link counts as saturated", a.PCIE)
-FEW_COPIES     = Limit("fewCopies", 0.2, "ratio", "PCIe traffic to the GPU, as a share of its NVLink traffic, below which it may belong to the collectives instead of data loading", a.TRAFFIC)
 BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at or above which the GPU does not wait for the CPU", a.TIME)
 HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU or for data", a.TIME)
 STALLED        = Limit("stalled", 0.15, "ratio", "share of time with at most 1 % of the SMs active, at or above which the GPU waits for the CPU or for data", a.TIME)
@@ -115,8 +114,8 @@ MOVES = Or(
     Compare(mean(s.PCIE_TX), ">=", MOVING),
     name="moves",
 )
-# Sharded training moves a tenth of its NVLink traffic over PCIe as well, and loads nothing.
-COLLECTIVES_COPY = Compare(Calc(mean(s.PCIE_RX), "/", NVLINK), "<", FEW_COPIES)
+# Ranks that communicate move data over PCIe as well, in launch-bound jobs twice as much as over NVLink, and load nothing.
+COLLECTIVES_COPY = Compare(NVLINK, ">=", TALKING)
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)

@@ -250,7 +250,7 @@ def _merged(passive: check.CheckReport, checked: _Checked, untested: Mapping[int
         for index in indices
         if index in checked.users and (index in untested or index in incomparable)
     }
-    return check.CheckReport(verdicts, passive.missing, passive.missing_gpus, in_use)
+    return replace(passive, verdicts=verdicts, in_use=in_use)
 
 
 def _both(passive: Verdict, measured: Verdict | None, untested: Mapping[int, str]) -> Verdict:

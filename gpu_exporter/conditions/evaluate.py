@@ -107,14 +107,7 @@ def values(of: Term, window: SignalWindow) -> Mapping[Device, float]:
 def _values(of: Term, window: SignalWindow) -> Iterator[tuple[Device, float | None]]:
     match of:
         case Over():
-            places, now, aggregate = _places(window), window.now, _AGGREGATES.get(of.fn)
-            by_device = window.by_device(of.signal).items()
-            if of.fn is Fn.LAST and not of.whole:
-                yield from ((device, latest(points, now)) for device, points in by_device if device in places)
-                return
-            for device, points in by_device:
-                if device in places:
-                    yield device, _signal_value(of, points, now, aggregate)
+            yield from _over(of, window)
         case Calc():
             right = values(of.right, window)
             for device, number in values(of.left, window).items():
@@ -135,6 +128,15 @@ def _values(of: Term, window: SignalWindow) -> Iterator[tuple[Device, float | No
             yield from _node_max(values(of.of, window), window)
         case _:
             raise no_case(of)
+
+
+def _over(of: Over, window: SignalWindow) -> Iterable[tuple[Device, float | None]]:
+    """Return the value of a signal for each device that has it."""
+    places, now, aggregate = _places(window), window.now, _AGGREGATES.get(of.fn)
+    by_device = window.by_device(of.signal).items()
+    if of.fn is Fn.LAST and not of.whole:
+        return [(device, latest(points, now)) for device, points in by_device if device in places]
+    return [(device, _signal_value(of, points, now, aggregate)) for device, points in by_device if device in places]
 
 
 def latest(points: Points, t: float) -> float | None:
@@ -161,7 +163,8 @@ def _signal_value(
         return None
     if of.fn is Fn.LAST:
         return points[end - 1][1]
-    within = points[_until(points, now - of.window) : end]
+    begin = _until(points, now - of.window)
+    within = points[begin:end] if begin or end < len(points) else points
     match of.fn:
         case Fn.MEAN | Fn.MIN | Fn.MAX | Fn.STDDEV:
             return aggregate([number for _, number in within]) if aggregate and within else None
@@ -350,10 +353,12 @@ def _decided(of: Condition, window: SignalWindow) -> bytes:
 
 
 def _compared(of: Compare, window: SignalWindow) -> bytes:
-    places, compare, limit = _places(window), COMPARE[of.operator], _limit(of, window)
+    places, compare, limit, left = _places(window), COMPARE[of.operator], _limit(of, window), values(of.left, window)
+    if limit is not None and len(left) == len(places) and [*left] == [*places]:
+        return bytes([TRUE if compare(number, limit) else FALSE for number in left.values()])
     right = {} if limit is not None else bounds(of, window)
     column = bytearray([UNKNOWN]) * len(places)
-    for device, number in values(of.left, window).items():
+    for device, number in left.items():
         bound = right.get(device) if limit is None else limit
         if bound is not None:
             column[places[device]] = TRUE if compare(number, bound) else FALSE

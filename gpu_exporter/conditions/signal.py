@@ -5,9 +5,9 @@ A signal may also be a statistic of a histogram over a window: in Python, from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from math import inf
 from operator import add, mul, pow, sub, truediv
 
@@ -188,13 +188,15 @@ class Derived:
 
         None if one of them is unknown, for a division by 0, and on overflow.
         """
-        left, right = _value(self.left, value_of), _value(self.right, value_of)
-        if left is None or right is None or (self.operator == "/" and right == 0):
-            return None
-        try:
-            return OPERATORS[self.operator](left, right)
-        except OverflowError:
-            return None
+        return self.values({signal: (value_of(signal),) for signal in self.signals()})[0]
+
+    def values(self, of: Mapping[Signal, Sequence[float | None]]) -> Sequence[float | None]:
+        """Return its values as `value` does, from those of signals, which are all in the same order."""
+        calculate, is_ratio = (_power if self.operator == "^" else OPERATORS[self.operator]), self.operator == "/"
+        return [
+            None if left is None or right is None or (is_ratio and right == 0) else calculate(left, right)
+            for left, right in zip(_values(self.left, of), _values(self.right, of), strict=False)
+        ]
 
 
 OPERATORS: Mapping[str, Callable[[float, float], float]] = {
@@ -215,13 +217,20 @@ def _operand(side: Signal | Derived | float) -> str:
     return f"{side:.15g}"
 
 
-def _value(side: Signal | Derived | float, value_of: Callable[[Signal], float | None]) -> float | None:
+def _values(side: Signal | Derived | float, of: Mapping[Signal, Sequence[float | None]]) -> Iterable[float | None]:
     match side:
         case Signal():
-            return value_of(side)
+            return of[side]
         case Derived():
-            return side.value(value_of)
-    return side
+            return side.values(of)
+    return repeat(side)
+
+
+def _power(base: float, exponent: float) -> float | None:
+    try:
+        return OPERATORS["^"](base, exponent)
+    except OverflowError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

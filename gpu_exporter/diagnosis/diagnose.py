@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import or_
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import APPROXIMATE, FILLS, Bottleneck, bottleneck_is, classified, mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.distributed import STRAGGLERS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.time_shares import time_shares
@@ -88,9 +90,11 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
     unknown: list[dict[str, tuple[Signal, ...]]] = [{} for _ in window.devices]
     up = values(Over(s.UP), window)
     down = [up.get(device) == 0 for device in window.devices]
+    begins = [device in window.begins for device in window.devices]
     for mode in modes:
         if mode.condition is not None and mode.scope is not Scope.FLEET:
-            _judge(mode, mode.condition, window, down, findings, unknown)
+            left_out = [*map(or_, down, begins)] if mode.name in STRAGGLERS else down
+            _judge(mode, mode.condition, window, left_out, findings, unknown)
         elif mode.on_node is not None and any(window.by_device(signal) for signal in signals_of(mode.on_node)):
             _judge_loops(mode, mode.on_node, window, findings)
     approximate = [truth == TRUE for truth in truths(APPROXIMATE, window)]
@@ -102,11 +106,14 @@ def _judge(
     mode: FailureMode,
     condition: Condition,
     window: Window,
-    down: Sequence[bool],
+    left_out: Sequence[bool],
     findings: Sequence[list[Match]],
     unknown: Sequence[dict[str, tuple[Signal, ...]]],
 ) -> None:
-    """Add a mode to the findings of the devices that it matches, and to what is unknown of others."""
+    """Add a mode to the findings of the devices that it matches, and to what is unknown of others.
+
+    Devices that are left out match only modes of health.
+    """
     column, only_health = truths(condition, window), mode.domain is Domain.HEALTH
     if not any(column):  # false of all devices
         return
@@ -116,7 +123,7 @@ def _judge(
     can_be_unknown = not all(signal.extra_labels for signal in mode.needs)
     lacking = _lacking(condition, window)
     for place, (device, truth) in enumerate(zip(window.devices, column, strict=True)):
-        if truth == FALSE or (down[place] and not only_health):
+        if truth == FALSE or (left_out[place] and not only_health):
             continue
         if truth == TRUE:
             advice = next((text for holds, text in branches if holds[place] == TRUE), mode.advice)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
-from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
+from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample, samples_by_name
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
 from gpu_exporter.diagnosis.window import Scrapes
 from gpu_exporter.events.event_log import EventLog
@@ -105,13 +105,13 @@ def in_order(scrapes: Sequence[Scrape]) -> list[Scrape]:
     return [scrape for scrape, before in zip(scrapes, latest, strict=False) if scrape.at > before]
 
 
-def stamped(samples: list[ScrapedSample]) -> Scrape:
+def stamped(samples: Sequence[ScrapedSample]) -> Scrape:
     """Return the samples with the time when the response was rendered, which gpu-exporter exposes; else with now.
 
     Counters grow from collection to collection, so the time between two scrapes would give a wrong rate.
     """
-    rendered_at = (sample.value for sample in samples if sample.name == m.RENDERED_AT.name)
-    at = next(rendered_at, 0.0)
+    rendered_at = samples_by_name(samples).get(m.RENDERED_AT.name)
+    at = rendered_at.values[0] if rendered_at else 0.0
     return Scrape(at if PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1] else time.time(), samples)
 
 

@@ -21,8 +21,8 @@ from gpu_exporter.diagnosis.job_usage import RANK_FAMILIES
 from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.remote_scrapes import QUERY_SECONDS, queried
 from gpu_exporter.diagnosis.rolling import Current, RollingWindow
-from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample
-from gpu_exporter.diagnosis.window import FAMILIES, samples_by_name
+from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, samples_by_name
+from gpu_exporter.diagnosis.window import FAMILIES
 from gpu_exporter.http.client import Remote
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError

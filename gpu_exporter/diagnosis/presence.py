@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.averages import median
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, node_of, plausible
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, node_of, plausible, samples_by_name
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
 from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD
 
@@ -66,18 +66,21 @@ class _Devices:
     def __init__(self) -> None:
         self.by_labels: dict[int, _Device] = {}  # by the identity of the labels
         self.unidentified = False  # whether a GPU has no UUID
-        self._known: dict[tuple[_Target, str, str], _Device] = {}
+        self._known: dict[tuple[str, ...], _Device] = {}
 
     def __iter__(self) -> Iterator[_Device]:
         return iter(self._known.values())
 
     def add(self, labels: Mapping[str, str]) -> _Device:
         """Return the device of labels that are new."""
-        target, uuid = _target(labels), labels.get("UUID", "")
-        self.unidentified = self.unidentified or (not uuid and "gpu" in labels)
-        key = target, uuid, labels.get("GPU_I_ID", "")
-        device = self.by_labels[id(labels)] = self._known.get(key) or _Device(target, uuid)
-        return self._known.setdefault(key, device)
+        get = labels.get
+        key = (get("cluster", ""), get("instance", ""), get("job", ""), get("UUID", ""), get("GPU_I_ID", ""))
+        device = self._known.get(key)
+        if device is None:
+            device = self._known[key] = _Device(_target(labels), labels.get("UUID", ""))
+        self.unidentified = self.unidentified or (not device.uuid and "gpu" in labels)
+        self.by_labels[id(labels)] = device
+        return device
 
     def look(self, scrapes: Iterable[Scrape]) -> None:
         """Note when each series of the devices was last seen."""
@@ -92,10 +95,19 @@ def present(scrapes: Sequence[Scrape]) -> Present:
     times: dict[_Target, list[float]] = defaultdict(list)
     devices = _Devices()
     by_labels = devices.by_labels
+    # The targets of the labels of a column, by their identity, and of the scrape before.
+    known: dict[int, tuple[Sequence[Mapping[str, str]], set[_Target]]] = {}
     for scrape in scrapes:
         # Many samples have the same labels.
-        labels = {id(sample.labels): sample.labels for sample in scrape.samples}
-        for target in {(by_labels.get(key) or devices.add(each)).target for key, each in labels.items()}:
+        columns = {id(column.labels): column.labels for column in samples_by_name(scrape.samples).values()}
+        before, known = known, {}
+        for key, column in columns.items():
+            same, targets = before.get(key, (None, set()))
+            if same is not column:
+                of_column = {by_labels.get(id(labels)) or devices.add(labels) for labels in column}
+                targets = {device.target for device in of_column}
+            known[key] = column, targets
+        for target in set().union(*(targets for _, targets in known.values())):
             times[target].append(scrape.at)
     now = scrapes[-1].at if scrapes else 0.0
     since = {target: _since(of_target, now) for target, of_target in times.items()}
@@ -116,8 +128,10 @@ def present(scrapes: Sequence[Scrape]) -> Present:
         sample
         for scrape in kept
         if scrape.at in ends
-        for sample in scrape.samples
-        if sample.name in OF_PRESENCE and newest[_target(sample.labels)] == scrape.at
+        for name, column in samples_by_name(scrape.samples).items()
+        if name in OF_PRESENCE
+        for sample in column
+        if newest[_target(sample.labels)] == scrape.at
     ]
     dark = _dark(of_newest)
     absent = [*_down(of_newest, dark), *_gone(devices, over, now), *_missing(of_newest, dark)]

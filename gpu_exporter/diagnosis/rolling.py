@@ -6,25 +6,25 @@ diagnoses its own snapshots so, as they come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
+from itertools import chain
+from math import inf
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.bottlenecks import HANGS, SPINS
+from gpu_exporter.catalogue.bottlenecks import HANGS, IDLE_ENGINE, SPINS
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import distributed as d
-from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.conditions.evaluate import Points, holds
-from gpu_exporter.conditions.signal import Derived
+from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
+from gpu_exporter.conditions.evaluate import Device, Points, holds, latest
+from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.masking import DiagnosisNames
-from gpu_exporter.diagnosis.scrape import DeviceKey, plausible
-from gpu_exporter.diagnosis.signal_reader import ByName
+from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, samples_by_name
 from gpu_exporter.diagnosis.window import (
     FAMILIES,
     DeviceIdentity,
@@ -32,8 +32,7 @@ from gpu_exporter.diagnosis.window import (
     SignalReaders,
     Signals,
     Window,
-    latest_of,
-    samples_by_name,
+    calculated,
 )
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -51,12 +50,13 @@ class RollingWindow(SignalReaders):
         self._seconds, self._job = seconds, job
         ways = (way for signal in SIGNALS for way in signal.definitions if isinstance(way, Derived))
         self._formulas = {id(way): _Formula(way) for way in ways}
+        self._starts: dict[frozenset[Device], _Start] = {}
 
     def add(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape, which is newer than those before, and drop what is too old."""
         # Of a page with thousands of samples, a few families identify all devices and owners.
-        of_exporter = m.UP.name in by_name
-        self._read(at, by_name, {name: by_name.get(name, ()) for name in IDENTIFY} if of_exporter else by_name)
+        names = IDENTIFY if m.UP.name in by_name else by_name.keys()
+        self._read(at, by_name, {name: by_name[name] for name in names if name in by_name})
         self.forget(at - self._seconds)
 
     def seen_at(self, device: DeviceKey) -> float:
@@ -68,6 +68,10 @@ class RollingWindow(SignalReaders):
         window = self.window({}, job=self._job)
         since = self._now - self._seconds
         window.devices = {key: identity for key, identity in window.devices.items() if self.seen_at(key) > since}
+        jobs = {frozenset(window.ranks(key)) for key in window.devices}
+        self._starts = {ranks: self._starts.get(ranks) or _Start() for ranks in jobs if len(ranks) > 1}
+        begins = (ranks for ranks, start in self._starts.items() if start.at(window, ranks) > since)
+        window.begins = frozenset(chain.from_iterable(begins))
         return window
 
     def _derived(
@@ -76,28 +80,49 @@ class RollingWindow(SignalReaders):
         return self._formulas[id(way)].points(devices, signals, self._now - self._seconds)
 
 
+class _Start:
+    """Since when all ranks of a job have worked. A job begins when one of its GPUs works after none has."""
+
+    def __init__(self) -> None:
+        self._idle_at, self._at = -inf, inf
+
+    def at(self, window: Window, ranks: Iterable[Device]) -> float:
+        """Return the unix time, also if a rank has paused since; infinite while a rank has not worked yet."""
+        engines = [window.points(rank, GR_ACTIVE) for rank in ranks]
+        if all(points and points[-1][1] < IDLE_ENGINE.value for points in engines):
+            self._idle_at, self._at = window.now, inf
+        if self._at == inf:
+            self._at = max(min((t for t, value in points if self._works(t, value)), default=inf) for points in engines)
+        return self._at
+
+    def _works(self, t: float, value: float) -> bool:
+        return t > self._idle_at and value >= IDLE_ENGINE.value
+
+
 class _Formula:
     """A signal that is computed from others: at each time once."""
 
     def __init__(self, way: Derived) -> None:
-        self._way, self._inputs = way, tuple(way.signals())
+        self._way, self._inputs = way, tuple(dict.fromkeys(way.signals()))
         self._points: dict[DeviceKey, list[tuple[float, float]]] = {}
 
     def points(
         self, devices: Mapping[DeviceKey, DeviceIdentity], signals: Signals, since: float
     ) -> Mapping[DeviceKey, Points]:
         """Return its points since a time, and add those for which its inputs have new ones."""
-        for key in devices:
+        times: dict[DeviceKey, list[float]] = {}
+        columns: dict[Signal, list[float | None]] = {signal: [] for signal in self._inputs}
+        before = {key: self._points.pop(key, []) for key in devices}
+        for key, of_key in before.items():
             inputs = [signals.get(signal, {}).get(key, ()) for signal in self._inputs]
-            before = self._points.pop(key, [])
-            if not all(inputs):
-                continue
-            last = before[-1][0] if before else -1.0
-            times = {t for points in inputs for t in _later(points, last)}
-            new = ((t, self._way.value(partial(latest_of, signals, key, t))) for t in sorted(times))
-            kept = [point for point in before if point[0] >= since]
-            kept += [(t, value) for t, value in new if value is not None and plausible(value)]
-            self._points[key] = kept or before[-1:]
+            if all(inputs):
+                last = of_key[-1][0] if of_key else -1.0
+                times[key] = sorted({t for points in inputs for t in _later(points, last)})
+                for column, points in zip(columns.values(), inputs, strict=True):
+                    column += (latest(points, t) for t in times[key])
+        for key, new in calculated(self._way, times, columns).items():
+            kept = [point for point in before[key] if point[0] >= since]
+            self._points[key] = kept + new or before[key][-1:]
         return {key: self._points[key] for key in devices if key in self._points}
 
 

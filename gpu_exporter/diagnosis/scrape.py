@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.workloads import owner
 
@@ -19,6 +22,73 @@ class ScrapedSample(NamedTuple):
     name: str
     labels: Mapping[str, str]
     value: float
+
+
+class Column:
+    """The samples of one name, as the sequence of their labels and that of their values.
+
+    Columns of the same series have the same object as `labels`, in a page and often in the next one.
+    """
+
+    __slots__ = ("labels", "name", "values")
+
+    def __init__(self, name: str, labels: Sequence[Mapping[str, str]], values: Sequence[float]) -> None:
+        self.name, self.labels, self.values = name, labels, values
+
+    def __iter__(self) -> Iterator[ScrapedSample]:
+        return map(ScrapedSample, repeat(self.name), self.labels, self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+ByName = Mapping[str, Column]
+
+
+class Page(Sequence[ScrapedSample]):
+    """The samples of a page, in its order. Each part of it is a column, or samples of any names."""
+
+    def __init__(self, parts: Sequence[Column | Sequence[ScrapedSample]]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[ScrapedSample]:
+        return chain.from_iterable(self._parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __getitem__(self, place: Any) -> Any:
+        return list(self)[place]
+
+    @cached_property
+    def by_name(self) -> ByName:
+        """The samples by their names, in the order in which these come."""
+        columns: dict[str, list[Column]] = {}
+        for part in self._parts:
+            for column in (part,) if isinstance(part, Column) else _columns(part):
+                columns.setdefault(column.name, []).append(column)
+        return {name: of_name[0] if len(of_name) == 1 else _joined(of_name) for name, of_name in columns.items()}
+
+
+def samples_by_name(samples: Iterable[ScrapedSample]) -> ByName:
+    """Return the samples by their names, in the order in which these come."""
+    return samples.by_name if isinstance(samples, Page) else {column.name: column for column in _columns(samples)}
+
+
+def _columns(samples: Iterable[ScrapedSample]) -> Iterable[Column]:
+    """Return the samples in a column for each name."""
+    columns: dict[str, tuple[list[Mapping[str, str]], list[float]]] = defaultdict(lambda: ([], []))
+    for name, labels, value in samples:
+        column = columns[name]
+        column[0].append(labels)
+        column[1].append(value)
+    return [Column(name, *column) for name, column in columns.items()]
+
+
+def _joined(columns: Sequence[Column]) -> Column:
+    """Return columns of the same name as one."""
+    labels = [each for column in columns for each in column.labels]
+    return Column(columns[0].name, labels, [each for column in columns for each in column.values])
 
 
 class Scrape(NamedTuple):
@@ -61,16 +131,17 @@ class ReadLabels:
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
-        self.device = key_of(labels, per_instance=True)
-        self.gpu = key_of(labels, per_instance=False) if self.device.instance else self.device
+        cluster, uuid, instance = labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "")
+        self.device = self.gpu = DeviceKey(cluster, uuid, instance)
+        if instance:
+            self.gpu = DeviceKey(cluster, uuid, "")
         self._series: Hashable = None
         self._series_of_buckets: Hashable = None
         self._owner: tuple[Claim | None] | None = None
 
     def series(self) -> Hashable:
         """Return what identifies a series among those of its name."""
-        if self._series is None:
-            self._series = frozenset(self.labels.items())
+        self._series = self._series or frozenset(self.labels.items())
         return self._series
 
     def series_of_buckets(self) -> Hashable:
@@ -86,26 +157,64 @@ class ReadLabels:
         return self._owner[0]
 
 
+class ReadColumn:
+    """What the labels of a column say, in its order; None for labels without a UUID."""
+
+    __slots__ = ("_devices", "_gpus", "labels", "read")
+
+    def __init__(self, labels: Sequence[Mapping[str, str]], read: Sequence[ReadLabels | None]) -> None:
+        self.labels, self.read = labels, read
+        self._devices: Sequence[DeviceKey | None] | None = None
+        self._gpus: Sequence[DeviceKey | None] | None = None
+
+    def of_devices(self) -> Iterator[ReadLabels]:
+        """Yield what labels with a UUID say."""
+        return filter(None, self.read)
+
+    def devices(self, *, per_instance: bool) -> Sequence[DeviceKey | None]:
+        """Return the devices, or the GPUs that they are part of."""
+        if per_instance:
+            self._devices = self._devices or [None if each is None else each.device for each in self.read]
+            return self._devices
+        self._gpus = self._gpus or [None if each is None else each.gpu for each in self.read]
+        return self._gpus
+
+
 class LabelReader:
     """Reads labels once: many samples of a scrape have the same object, and often those of the next scrape, too."""
 
     def __init__(self) -> None:
         # By their identity: those of this scrape, and of the one before.
-        self.known: dict[int, ReadLabels] = {}
+        self._known: dict[int, ReadLabels] = {}
         self._before: Mapping[int, ReadLabels] = {}
+        self._columns: dict[int, ReadColumn] = {}
+        self._columns_before: Mapping[int, ReadColumn] = {}
 
     def begin(self) -> None:
         """Begin with a scrape. Labels that neither it nor the one before it has are forgotten."""
-        self.known, self._before = {}, self.known
+        self._known, self._before = {}, self._known
+        self._columns, self._columns_before = {}, self._columns
 
     def __call__(self, labels: Mapping[str, str]) -> ReadLabels | None:
-        """Return what labels say; None without a UUID. A caller may look in `known` first."""
-        read = self.known.get(id(labels))
+        """Return what labels say; None without a UUID."""
+        read = self._known.get(id(labels))
         if read is None and labels.get("UUID"):
             read = self._before.get(id(labels))
             if read is None or read.labels is not labels:
                 read = ReadLabels(labels)
-            self.known[id(labels)] = read
+            self._known[id(labels)] = read
+        return read
+
+    def column(self, column: Column) -> ReadColumn:
+        """Return what the labels of a column say."""
+        labels = column.labels
+        read = self._columns.get(id(labels))
+        if read is None:
+            read = self._columns_before.get(id(labels))
+            if read is None or read.labels is not labels:
+                known = self._known
+                read = ReadColumn(labels, [known.get(id(each)) or self(each) for each in labels])
+            self._columns[id(labels)] = read
         return read
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read
-from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, LabelReader, ReadLabels, ScrapedSample
+from gpu_exporter.diagnosis.scrape import LARGEST, ByName, Column, DeviceKey, LabelReader, ReadLabels
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
@@ -25,8 +25,6 @@ FORGOTTEN_SECONDS = 900.0
 FORGET_SECONDS = 60.0
 # How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
-
-ByName = Mapping[str, Sequence[ScrapedSample]]
 
 
 class SignalReader(Protocol):
@@ -48,13 +46,8 @@ def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) ->
     return ShapeReader(way, per_instance, seconds) if way.shape else ValueReader(way, per_instance)
 
 
-class Count(NamedTuple):
-    """A counter, and since when it has this value. `fresh`: the value changed at `since`, so it was
-    really read at that time."""
-
-    since: float
-    value: float
-    fresh: bool
+# A counter: since when it has its value, the value, and whether it changed at that time, so was really read then.
+Count = tuple[float, float, bool]
 
 
 @dataclass(slots=True)
@@ -66,49 +59,72 @@ class ValueReader:
     points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _before: dict[Hashable, Count] = field(default_factory=dict)
     _forgot: float = -math.inf
+    _first: float = math.inf
+    _period: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._period = PERIODS.get(self.way.name, 0.0)
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape."""
-        samples = by_name.get(self.way.name)
-        if not samples:
+        column, way = by_name.get(self.way.name), self.way
+        if column is None:
             return
-        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
-        counts = by_name.get(m.XID_EVENTS.name, ()) if self.way.codes else ()
-        counted = {sample.labels.get("UUID") for sample in counts}
-        way = self.way
-        clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
-        is_selective = bool(way.where or way.any_of)
-        is_plain = not (way.codes or way.age_by or way.rate) and way.bit is None
-        known, per_instance, scale, by_device = read.known, self.per_instance, way.scale, self.points
-        for sample in samples:
-            _, labels, number = sample
-            of_labels = known.get(id(labels)) or read(labels)
-            if of_labels is None or (is_selective and not self._matches(labels)):
-                continue
+        scale, by_device, values = 1.0, self.points, self._values(at, column, by_name, read)
+        if not (way.codes or way.age_by or way.rate or way.where or way.any_of) and way.bit is None:
+            keys = read.column(column).devices(per_instance=self.per_instance)
+            scale, values = way.scale, zip(keys, column.values, strict=True)
+        self._first = min(self._first, at)
+        is_long = at - self._first > LONGEST_SECONDS
+        for key, number in values:
+            value = number * scale
             # Some exporters write NaN for a missing value.
-            if not -LARGEST <= number <= LARGEST or (counted and of_labels.device.uuid in counted):
+            if key is None or not (-LARGEST <= number <= LARGEST and -LARGEST <= value <= LARGEST):
+                continue
+            points = by_device[key]
+            if points and points[-1][0] == at:
+                if value > points[-1][1]:
+                    points[-1] = (at, value)
+                continue
+            points.append((at, value))
+            if is_long and at - points[0][0] > LONGEST_SECONDS:
+                _shorten(points, at)
+
+    def _values(
+        self, at: float, column: Column, by_name: ByName, read: LabelReader
+    ) -> Iterator[tuple[DeviceKey | None, float]]:
+        """Yield the values of the samples, which are not just their numbers, with their devices."""
+        way, is_selective = self.way, bool(self.way.where or self.way.any_of)
+        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
+        counts = by_name.get(m.XID_EVENTS.name) if way.codes else None
+        counted = {labels.get("UUID") for labels in counts.labels} if counts else ()
+        clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
+        for of_labels, number in zip(read.column(column).read, column.values, strict=True):
+            if of_labels is None or (is_selective and not self._matches(of_labels.labels)):
+                continue
+            if not -LARGEST <= number <= LARGEST or of_labels.device.uuid in counted:
                 continue
             value: float | None
-            if is_plain:
-                value = number * scale
+            if way.rate:
+                value = self._rate(at, of_labels, number)
+            elif way.codes:  # how long a code has been shown is unknown, so every code counts
+                value = 1.0 if number in way.codes else None
+            elif way.age_by:
+                clock = clocks.get(_exporter(of_labels.labels))
+                value = None if clock is None else clock - number
+            elif way.bit is not None:
+                value = float((int(number) >> way.bit) & 1)
             else:
-                value = self._value(sample, of_labels, at, clocks.get(_exporter(labels)) if clocks else None)
-            if value is not None and -LARGEST <= value <= LARGEST:
-                points = by_device[of_labels.device if per_instance else of_labels.gpu]
-                if points and points[-1][0] == at:
-                    if value > points[-1][1]:
-                        points[-1] = (at, value)
-                    continue
-                points.append((at, value))
-                if at - points[0][0] > LONGEST_SECONDS:
-                    _shorten(points, at)
+                value = number * way.scale
+            if value is not None:
+                yield of_labels.device if self.per_instance else of_labels.gpu, value
 
     def forget(self, before: float) -> None:
         """Drop the points of before this unix time; of a value that is read rarely, an older one may be the latest."""
-        _forget(self.points, before, 3 * PERIODS.get(self.way.name, 0.0))
+        _forget(self.points, before, 3 * self._period)
         if before >= self._forgot + FORGET_SECONDS:  # not each time: there are thousands of counters
             self._forgot, oldest = before, before - FORGOTTEN_SECONDS
-            self._before = {key: count for key, count in self._before.items() if count.since >= oldest}
+            self._before = {key: count for key, count in self._before.items() if count[0] >= oldest}
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
@@ -117,29 +133,25 @@ class ValueReader:
                 return False
         return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 
-    def _value(self, sample: ScrapedSample, labels: ReadLabels, at: float, clock: float | None) -> float | None:
-        """Return the value of a sample that is not its number."""
-        way = self.way
-        if way.codes:  # how long a code has been shown is unknown, so every code counts
-            return 1.0 if sample.value in way.codes else None
-        if way.age_by:
-            return None if clock is None else clock - sample.value
-        if way.bit is not None:
-            return float((int(sample.value) >> way.bit) & 1)
-        key = labels.series()
+    def _rate(self, at: float, labels: ReadLabels, number: float) -> float | None:
+        """Return the rate of a counter; None until it was really read twice."""
+        key, period = labels.series(), self._period
         last = self._before.get(key)
         if last is None:
-            self._before[key] = Count(at, sample.value, False)
+            self._before[key] = at, number, False
             return None
-        elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)
-        same = sample.value == last.value
-        if same and elapsed < period:
+        since, before, fresh = last
+        elapsed = at - since
+        if number != before:
+            self._before[key] = at, number, True
+        elif elapsed >= period:
+            self._before[key] = at - period, number, fresh
+        else:
             return None
-        self._before[key] = Count(at - period, sample.value, last.fresh) if same else Count(at, sample.value, True)
-        if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not last.fresh):
+        if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not fresh):
             return None
-        increase = sample.value - last.value if sample.value >= last.value else sample.value
-        value = increase / elapsed * way.scale
+        way = self.way
+        value = (number - before if number >= before else number) / elapsed * way.scale
         return value if way.most is None else min(value, way.most)
 
 

@@ -18,15 +18,15 @@ from gpu_exporter.conditions.averages import mean, median
 from gpu_exporter.conditions.evaluate import Device, Points
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Leaf, Over
-from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample, key_of, plausible
+from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, key_of, plausible
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.model.job_message import LONGEST_PHASE, STEP_BUCKETS, TRAINING
+from gpu_exporter.model.job_message import LONGEST_PHASE, STEP_BUCKETS, TRAINING, WAITING
 
 STRAGGLER, STALLED, RANK_ENDED = "GpuJobStraggler", "GpuJobStalled", "GpuJobRankEnded"
 # The window of the recorded rates.
 RATE_SECONDS = 300.0
-# A rate is of at least so many seconds and steps, if there are as many within RATE_SECONDS; of fewer than ENOUGH steps,
-# there is none. Points are kept as often as PACE.
+# A rate is of at least so many seconds, and steps with a self time, if there are as many within RATE_SECONDS; of fewer
+# than ENOUGH steps, there is none. Points are kept as often as PACE.
 LEAST_SECONDS, USUAL_STEPS, ENOUGH, PACE = 20.0, 10.0, 3.0, 5.0
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 # A share of the hour before is noted once a minute; those of six hours are kept.
@@ -116,9 +116,11 @@ class RankHistory:
         """Return by how much sums have grown lately, with the seconds as SECONDS; empty if there are too few steps."""
         seconds = steps = 0.0
         before: Mapping[Sum, float] = {}
+        # Self time is measured in some of the steps only.
+        counted = _SELF_COUNT if _SELF_COUNT in self.now else _STEP_COUNT
         for at, before in reversed(self.points):
             seconds, steps = self.at - at, self.now.get(_STEP_COUNT, 0.0) - before.get(_STEP_COUNT, 0.0)
-            if seconds >= LEAST_SECONDS and steps >= USUAL_STEPS:
+            if seconds >= LEAST_SECONDS and self.now.get(counted, 0.0) - before.get(counted, 0.0) >= USUAL_STEPS:
                 break
         if seconds <= 0 or steps < ENOUGH:
             return {}
@@ -259,7 +261,7 @@ class LoopReader:
         # The labels of the last scrape by their identity: those of the next one are often the same objects.
         self._read: Mapping[int, tuple[Mapping[str, str], RankLabels]] = {}
 
-    def take(self, at: float, by_name: Mapping[str, Sequence[ScrapedSample]]) -> None:
+    def take(self, at: float, by_name: ByName) -> None:
         """Add a scrape."""
         sums: dict[RankLabels, dict[Sum, float]] = defaultdict(dict)
         read: dict[int, tuple[Mapping[str, str], RankLabels]] = {}
@@ -364,7 +366,8 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
 
 
 def _means(growth: Mapping[Sum, float]) -> RankMeans:
-    known = growth.get(_SELF_COUNT, 0.0) >= ENOUGH and _SELF_SUM in growth
+    enough = ENOUGH if growth[SECONDS] > LEAST_SECONDS - PACE else USUAL_STEPS
+    known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
     return RankMeans(
         growth[_STEP_SUM] / growth[_STEP_COUNT],
         growth[_SELF_SUM] / growth[_SELF_COUNT] if known else None,
@@ -385,9 +388,9 @@ def _phase_excess(key: RankLabels, grown: Mapping[RankLabels, Mapping[Sum, float
 
 
 def _phases(growth: Mapping[Sum, float]) -> Iterator[tuple[str, float]]:
-    """Yield the mean time of a step by phase; `data` is the data loader."""
+    """Yield the mean time of a step by phase; `data` is the data loader. A rank that waits longer is not slow."""
     for (name, part), seconds in growth.items():
-        if name == m.JOB_PHASE.name:
+        if name == m.JOB_PHASE.name and part != WAITING:
             yield part, seconds / growth[_STEP_COUNT]
     if _LOADER in growth:
         yield "data", growth[_LOADER] / growth[_STEP_COUNT]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from gpu_exporter.catalogue import metrics as m
@@ -17,19 +18,26 @@ from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived,
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis import training_loops
 from gpu_exporter.diagnosis.scrape import (
+    LARGEST,
+    ByName,
     Claim,
+    Column,
     DeviceKey,
     LabelReader,
+    ReadColumn,
     ReadLabels,
     Scrape,
     ScrapedSample,
     node_of,
-    plausible,
+    samples_by_name,
 )
-from gpu_exporter.diagnosis.signal_reader import ByName, SignalReader, reader
+from gpu_exporter.diagnosis.signal_reader import SignalReader, reader
 from gpu_exporter.diagnosis.training_loops import LoopReader, RankNow
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
+
+# Of a point.
+_TIME, _VALUE = itemgetter(0), itemgetter(1)
 
 # How the key of a GPU begins that was never identified; a UUID begins with `GPU-`.
 UNIDENTIFIED = "GPU "
@@ -84,14 +92,17 @@ class DeviceIdentity:
         """The workload with its namespace; empty if it is unknown."""
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
-    def over(self, earlier: DeviceIdentity) -> DeviceIdentity:
-        """Return this identity, with what is missing taken from an earlier one. Neither has an owner yet."""
+    def over(self, earlier: DeviceIdentity, down: str) -> DeviceIdentity:
+        """Return this identity, with what is missing taken from an earlier one, but without an owner.
+
+        `down` is why the GPU does not answer.
+        """
         return DeviceIdentity(
             gpu=self.gpu or earlier.gpu,
             model=self.model or earlier.model,
             node=self.node or earlier.node,
             has_instances=self.has_instances or earlier.has_instances,
-            down=self.down or earlier.down,
+            down=down or earlier.down,
             process=self.process or earlier.process,
         )
 
@@ -107,6 +118,8 @@ class Window:
     presence: ClassVar[Signal] = GR_ACTIVE
     # What else training loops say about a failure mode of a device, by its name.
     of_loops: Mapping[tuple[DeviceKey, str], TermValues] = field(default_factory=dict)
+    # Ranks of jobs that have not run for the whole window: a difference may only be that one has begun before another.
+    begins: frozenset[Device] = frozenset()
     # The ranks of training loops that are there.
     ranks_now: Sequence[RankNow] = ()
     memo: dict[Hashable, Any] = field(default_factory=dict)
@@ -238,9 +251,13 @@ class SignalReaders:
                     if isinstance(way, Derived)
                     else self._readers[signal, way].points
                 )
+                of_signal = signals[signal]
+                if not of_signal:
+                    signals[signal] = {device: points for device, points in by_device.items() if points}
+                    continue
                 for device, points in by_device.items():
                     if points:
-                        signals[signal].setdefault(device, points)
+                        of_signal.setdefault(device, points)
         loops = self._loops.signals(self._now, partial(_job_of, devices))
         every = {**signals, **loops.signals}
         return Window(self._now, devices, every, limits, of_loops=loops.evidence, ranks_now=loops.ranks)
@@ -258,14 +275,6 @@ def _job_of(devices: Mapping[DeviceKey, DeviceIdentity], device: DeviceKey) -> t
     return device.cluster, identity.namespace, identity.workload
 
 
-def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
-    """Return the samples by their names."""
-    by_name: dict[str, list[ScrapedSample]] = defaultdict(list)
-    for sample in samples:
-        by_name[sample.name].append(sample)
-    return by_name
-
-
 class Identities:
     """All devices with a UUID. What the last scrape says of a device counts.
 
@@ -279,58 +288,27 @@ class Identities:
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, set[Claim]] = {}
+        # Of the last scrape: what labels say, by the names of their samples, and which devices these are of.
+        self._columns: list[tuple[str, ReadColumn]] = []
+        self._listed: Mapping[DeviceKey, DeviceIdentity] = {}
         # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
-        self.allocated: Sequence[ScrapedSample] = ()
+        self.allocated = Column(OWNERS_INFO, (), ())
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape at unix time `at`."""
-        devices: dict[DeviceKey, DeviceIdentity] = {}
-        from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
-        from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
-        from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
-        measured: set[DeviceKey] = set()
-        # Many samples have the same labels: by their identity, with what those of `DCGM_*` series say about an owner.
-        identified: set[int] = set()
-        classic: dict[int, ReadLabels] = {}
-        for name, samples in by_name.items():
-            is_classic = name.startswith("DCGM_")
-            already: Collection[int] = classic if is_classic else identified
-            for _, labels, _ in samples:
-                if id(labels) not in already and (of_labels := read(labels)):
-                    if id(labels) not in identified:
-                        identified.add(id(labels))
-                        _identify(devices, of_labels)
-                    if is_classic:
-                        classic[id(labels)] = of_labels
-            if is_classic and name in ENGINES:
-                measured |= {classic[id(labels)].device for _, labels, _ in samples if id(labels) in classic}
-        for of_labels in classic.values():
-            claim = of_labels.owner()
-            from_classic[of_labels.device] |= {claim} if claim else set()
-        for labels, _, key in _of_devices(by_name, m.POD_INFO.name, read):
-            claim = owner(m.POD_INFO.name, labels)
-            from_pod_info[key] |= {claim} if claim else set()
-        for labels, _, key in _of_devices(by_name, m.JOB_INFO.name, read):  # one for each step of a job
-            from_job_info[key].add(("", "", labels.get("job_id", "")))
-        for labels, value, key in _of_devices(by_name, m.DOWN.name, read):
-            if value == 1:
-                whole = devices[key._replace(instance="")]
-                whole.down = whole.down or labels.get("reason", "")
-        for labels, _, key in _of_devices(by_name, m.HOST_PROCESS.name, read):
-            process = {label: labels[label] for label in PROCESS_LABELS if labels.get(label)}
-            devices[key._replace(instance="")].process = process
-        for device, identity in devices.items():
-            self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
+        read_columns = [(name, read.column(column)) for name, column in by_name.items()]
+        columns = [(name, column) for name, column in read_columns if any(column.read)]
+        if columns != self._columns:  # else all labels are the same objects as before
+            self._columns = columns
+            self._listed, owners, self.allocated = _identified(dict(columns))
+            self._owners.update(owners)
+        down: dict[DeviceKey, str] = {}
+        for sample in by_name.get(m.DOWN.name, ()):
+            if sample.value == 1 and (of_labels := read(sample.labels)):
+                down[of_labels.gpu] = down.get(of_labels.gpu) or sample.labels.get("reason", "")
+        for device, identity in self._listed.items():
+            self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()), down.get(device, ""))
             self.seen_at[device] = at
-        owners = {**from_classic, **from_job_info, **from_pod_info}
-        self._owners.update(owners)
-        self.allocated = [
-            ScrapedSample(
-                OWNERS_INFO, {"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance}, bool(claims)
-            )
-            for key, claims in owners.items()
-            if claims or key in measured
-        ]
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
         """Return the devices in order of node and index."""
@@ -339,6 +317,52 @@ class Identities:
             if len(claims) == 1:  # a GPU that several pods share has no single owner
                 ((devices[key].namespace, devices[key].pod, devices[key].workload),) = claims
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+
+
+def _identified(
+    columns: Mapping[str, ReadColumn],
+) -> tuple[Mapping[DeviceKey, DeviceIdentity], Mapping[DeviceKey, set[Claim]], Column]:
+    """Return the devices that labels name, by the names of the samples; the owners, and which devices are allocated."""
+    devices: dict[DeviceKey, DeviceIdentity] = {}
+    from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
+    from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
+    from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
+    measured: set[DeviceKey | None] = set()
+    # Many columns have the same labels. Those of `DCGM_*` series may name an owner.
+    identified: set[ReadLabels] = set()
+    classic: dict[ReadLabels, None] = {}
+    taken: set[tuple[ReadColumn, bool]] = set()
+    for name, column in columns.items():
+        is_classic = name.startswith("DCGM_")
+        if (column, is_classic) not in taken:
+            taken.add((column, is_classic))
+            for of_labels in column.of_devices():
+                if of_labels not in identified:
+                    identified.add(of_labels)
+                    _identify(devices, of_labels)
+                if is_classic:
+                    classic[of_labels] = None
+        if is_classic and name in ENGINES:
+            measured.update(column.devices(per_instance=True))
+    for of_labels in classic:
+        claim = of_labels.owner()
+        from_classic[of_labels.device] |= {claim} if claim else set()
+    for of_labels in _read(columns, m.POD_INFO.name):
+        claim = owner(m.POD_INFO.name, of_labels.labels)
+        from_pod_info[of_labels.device] |= {claim} if claim else set()
+    for of_labels in _read(columns, m.JOB_INFO.name):  # one for each step of a job
+        from_job_info[of_labels.device].add(("", "", of_labels.labels.get("job_id", "")))
+    for of_labels in _read(columns, m.HOST_PROCESS.name):
+        process = {label: of_labels.labels[label] for label in PROCESS_LABELS if of_labels.labels.get(label)}
+        devices[of_labels.gpu].process = process
+    owners = {**from_classic, **from_job_info, **from_pod_info}
+    allocated = {key: float(bool(claims)) for key, claims in owners.items() if claims or key in measured}
+    labels_of = [{"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance} for key in allocated]
+    return devices, owners, Column(OWNERS_INFO, labels_of, list(allocated.values()))
+
+
+def _read(columns: Mapping[str, ReadColumn], name: str) -> Iterable[ReadLabels]:
+    return columns[name].of_devices() if name in columns else ()
 
 
 def _identify(devices: dict[DeviceKey, DeviceIdentity], read: ReadLabels) -> None:
@@ -354,13 +378,6 @@ def _identify(devices: dict[DeviceKey, DeviceIdentity], read: ReadLabels) -> Non
         identity.has_instances = identity.has_instances or device is not read.device
 
 
-def _of_devices(by_name: ByName, name: str, read: LabelReader) -> Iterator[tuple[Mapping[str, str], float, DeviceKey]]:
-    """Yield the labels, the values and the devices of the samples of a name that have a device."""
-    for _, labels, value in by_name.get(name, ()):
-        if of_labels := read(labels):
-            yield labels, value, of_labels.device
-
-
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
     """A key by which numbers in texts sort by their value: a number is its length and its digits."""
     parts = (part.lstrip("0") if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9]+", text))
@@ -370,23 +387,30 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
 def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:
     """Return a signal that is computed from others, by device, at all times when one of these has a point."""
     columns = {signal: signals.get(signal, {}) for signal in way.signals()}
-    by_device: dict[DeviceKey, Points] = {}
-    if not all(columns.values()):
-        return by_device
-    for key in devices:
-        of_device = {signal: column[key] for signal, column in columns.items() if key in column}
-        if len(of_device) < len(columns):
-            continue
-        times = sorted({t for points in of_device.values() for t, _ in points})
-        values = ((t, way.value(partial(_latest, of_device, t))) for t in times)
-        by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
-    return by_device
+    times: dict[DeviceKey, list[float]] = {}
+    inputs: dict[Signal, list[float | None]] = {signal: [] for signal in columns}
+    for key in devices if all(columns.values()) else ():
+        of_device = [column.get(key, ()) for column in columns.values()]
+        if all(of_device):
+            of_signals = [[*map(_TIME, points)] for points in of_device]
+            times[key] = of_times = of_signals[0]
+            if of_signals.count(of_times) < len(of_signals):
+                times[key] = of_times = sorted({t for each in of_signals for t in each})
+            for column, each, points in zip(inputs.values(), of_signals, of_device, strict=True):
+                column += map(_VALUE, points) if each == of_times else [latest(points, t) for t in of_times]
+    return calculated(way, times, inputs)
 
 
-def _latest(of_device: Mapping[Signal, Points], t: float, signal: Signal) -> float | None:
-    return latest(of_device[signal], t)
-
-
-def latest_of(signals: Signals, key: DeviceKey, t: float, signal: Signal) -> float | None:
-    """Return the last value of a signal until time t; None if that is too old."""
-    return latest(signals.get(signal, {}).get(key, ()), t)
+def calculated(
+    way: Derived, times: Mapping[DeviceKey, list[float]], inputs: Mapping[Signal, Sequence[float | None]]
+) -> Mapping[DeviceKey, list[tuple[float, float]]]:
+    """Return a signal that is computed from others, by device, from their values at all these times, in this order."""
+    values = iter(way.values(inputs))
+    return {
+        key: [
+            (t, value)
+            for t, value in zip(of_key, values, strict=False)
+            if value is not None and -LARGEST <= value <= LARGEST
+        ]
+        for key, of_key in times.items()
+    }

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.faults import TELEMETRY, pcie_capacity
+from gpu_exporter.catalogue.faults import TELEMETRY, pcie_capacity, silent
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.catalogue.profiling_support import INSTEAD, PERMISSION, WITH_DCGM, WITH_GPM, why_never_profiled
 from gpu_exporter.doctor import machine
@@ -89,7 +89,8 @@ def judge(snapshot: Snapshot) -> list[Finding]:
             )
         )
     if not snapshot.gpus:
-        return [*findings, Finding("driver", FindingLevel.FAIL, "the NVIDIA library does not answer", CURES["stalled"])]
+        what, _, cure = silent(snapshot.source, "stalled").partition(": ")
+        return [*findings, Finding("driver", FindingLevel.FAIL, what, cure)]
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     up = [status for status in snapshot.gpus if status.up]
     level = FindingLevel.FAIL if not up else FindingLevel.WARN if len(up) < expected else FindingLevel.OK

@@ -284,6 +284,8 @@ class EventLog:
         # How many times the events could not be saved; None without a state directory.
         self.failed_writes: int | None = None
         self.changed = self.kernel_up = False
+        self._shown: tuple[object, ...] = ()
+        self._rows: Sequence[MetricRow] = ()
 
     def registered(self, gpu: Gpu, since: float) -> None:
         """Begin an epoch: NVML reports the XIDs of this GPU from the unix time `since` on."""
@@ -422,8 +424,9 @@ class EventLog:
 
     # --- metrics --------------------------------------------------------------------------------------------------
 
-    def samples(self, gpus: Sequence[Gpu], nvml_up: bool, reporting: Collection[str] = ()) -> list[MetricRow]:
-        """Return the rows to expose. A GPU that a source watches has a counter of every drain code, from 0 on.
+    def samples(self, gpus: Sequence[Gpu], nvml_up: bool, reporting: Collection[str] = ()) -> Sequence[MetricRow]:
+        """Return the rows to expose, the same object until one of them changes. A GPU that a source watches has a
+        counter of every drain code, from 0 on.
 
         `nvml_up`: whether NVML reports the XIDs of all GPUs; if not, only of those at the addresses `reporting`.
         """
@@ -435,6 +438,10 @@ class EventLog:
             counts |= {key: tally.total for key, tally in self._counts.tallies.items()}
             lasts = {key: tally.last for key, tally in self._counts.tallies.items()}
             sxids = {key: (tally.count, tally.last.at) for key, tally in self._counts.sxids.items()}
+        up = (nvml_up, self.kernel_up)
+        shown = (by_pci, watched, counts, lasts, sxids, up, self.failed_writes, self.missed)
+        if shown == self._shown:
+            return self._rows
         rows: list[MetricRow] = []
         for (pci, code), count in counts.items():
             gpu, labels = by_pci.get(pci), self._labels(pci, code)
@@ -445,14 +452,14 @@ class EventLog:
             by_code = {code: last.monotonic for (pci, code), last in lasts.items() if pci == address and code != OTHER}
             latest = max(by_code, key=by_code.__getitem__, default=0)
             rows.append((m.XID_ERRORS, by_pci[address], latest, self._error(latest)))
-        for (pci, code, fatal), (seen, last) in sxids.items():
+        for (pci, code, fatal), (number, last) in sxids.items():
             labels = {"pci_bus_id": pci, "sxid": label(code), "fatal": fatal}
-            rows += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
-        states = zip(XID_SOURCES, (nvml_up, self.kernel_up), strict=True)
-        rows += [(m.WITNESS, None, up, {"witness": source}) for source, up in states]
+            rows += [(m.SXID_EVENTS, None, number, labels), (m.SXID_LAST, None, round(last, 3), labels)]
+        rows += [(m.WITNESS, None, is_up, {"witness": source}) for source, is_up in zip(XID_SOURCES, up, strict=True)]
         if self.failed_writes is not None:
             rows.append((m.UNSAVED, None, self.failed_writes, {}))
-        return [*rows, (m.MISSED, None, self.missed, {})]
+        self._shown, self._rows = shown, [*rows, (m.MISSED, None, self.missed, {})]
+        return self._rows
 
     def as_dcgm_exporter(
         self,

@@ -61,7 +61,7 @@ class KernelLog:
         self.position = start
         self._procfs, self._read, self._clocks = procfs, read, clocks
         self._fd: int | None = None
-        self._kmsg = False
+        self._kmsg = self._device = False
         self._boot_id = ""
         self._partial = b""
         self._skip_partial_line = False
@@ -83,6 +83,11 @@ class KernelLog:
             self.close()
         return entries
 
+    @property
+    def never_waits(self) -> bool:
+        """Whether the next read does not wait: a device is open, not a file, whose disk may hang."""
+        return self._device and self._fd is not None
+
     def close(self) -> None:
         """Close the file; a later read opens it again and resumes."""
         if self._fd is not None:
@@ -94,7 +99,8 @@ class KernelLog:
         fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
-            self._kmsg = stat.S_ISCHR(status.st_mode) or self.path.name == "kmsg"
+            self._device = stat.S_ISCHR(status.st_mode)
+            self._kmsg = self._device or self.path.name == "kmsg"
             if self._kmsg:
                 # If unreadable, a unique id: sequence numbers of different boots must not be compared.
                 self._boot_id = boot_id(self._procfs) or self._boot_id or f"unknown-{time.time_ns()}"

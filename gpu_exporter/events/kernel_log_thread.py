@@ -84,12 +84,15 @@ class KernelWatch(threading.Thread):
             self._store.save(self._events, SETTLED_SECONDS)
 
     def _poll(self, kernel_log: KernelLog) -> None:
-        """Read the log, on another thread: it may be a file on a disk that hangs. `reason` says why it cannot be read.
+        """Read the log, on another thread if it is a file, whose disk may hang. `reason` says why it cannot be read.
 
         Entries of a read that is late are added when it has ended.
         """
         try:
-            self._file.call(lambda: self._entries.extend(kernel_log.read()), self._file_seconds)
+            if kernel_log.never_waits and not self.reason:  # no read is late
+                self._entries.extend(kernel_log.read())
+            else:
+                self._file.call(lambda: self._entries.extend(kernel_log.read()), self._file_seconds)
         except OSError as error:
             self._set_reason(kernel_log, f"{kernel_log.path}: {error.strerror}")
             return

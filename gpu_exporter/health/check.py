@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.faults import silent
 from gpu_exporter.health import fitness
 from gpu_exporter.model.gpu import Gpu, by_device_file
 from gpu_exporter.model.snapshot import Snapshot
@@ -36,12 +37,14 @@ class CheckReport:
     """The verdicts that were requested, the number of GPUs that are missing, and their addresses as far as known.
 
     `in_use` are the GPUs, by index, of which an active check has no comparable result, with the programs that use them.
+    Without any verdict, `silent` says why.
     """
 
     verdicts: tuple[Verdict, ...]
     missing: int = 0
     missing_gpus: tuple[str, ...] = ()
     in_use: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    silent: str = ""
 
     @property
     def health(self) -> Health:
@@ -63,13 +66,11 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Chec
     reported; otherwise one is missing.
     """
     verdicts = snapshot.verdicts
-    # An empty snapshot means that the driver library hangs, which is not a verdict.
-    if only is None or not snapshot.gpus:
-        return (
-            CheckReport(verdicts, fitness.missing(snapshot), fitness.missing_gpus(snapshot))
-            if snapshot.gpus
-            else CheckReport(())
-        )
+    # An empty snapshot means that the driver's library or the host engine hangs, which is not a verdict.
+    if not snapshot.gpus:
+        return CheckReport((), silent=silent(snapshot.source, "stalled"))
+    if only is None:
+        return CheckReport(verdicts, fitness.missing(snapshot), fitness.missing_gpus(snapshot))
     gpus = [verdict.gpu for verdict in verdicts]
     known: dict[int | str, Gpu] = {gpu.index: gpu for gpu in gpus}
     known.update(by_device_file(gpus))
@@ -93,7 +94,7 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Chec
 def lines(result: CheckReport) -> Iterable[str]:
     """Yield a line for each GPU with a problem, for each unknown, and a summary."""
     if not result.verdicts and not result.missing:
-        yield "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`"
+        yield f"unknown: {result.silent}"
         return
     for verdict in result.verdicts:
         if verdict.problems:

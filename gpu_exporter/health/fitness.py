@@ -116,11 +116,13 @@ def is_healthy_but_for_xids(verdict: Verdict) -> bool:
 
 def missing(snapshot: Snapshot) -> int:
     """Return the number of expected GPUs without a verdict; 0 while no list of GPUs answers, which says nothing."""
-    down = (dict(series.labels) for series, value in snapshot.samples if series.metric is m.SOURCE_DOWN and value == 1)
-    if any(faults.lists_nothing(labels) for labels in down):
+    # Samples of the node are the last ones.
+    expected = next((int(value) for series, value in reversed(snapshot.samples) if series.metric is m.EXPECTED), 0)
+    missing = faults.missing(expected, len(snapshot.gpus))
+    if not missing:
         return 0
-    expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
-    return faults.missing(expected, len(snapshot.gpus))
+    down = (dict(series.labels) for series, value in snapshot.samples if series.metric is m.SOURCE_DOWN and value == 1)
+    return 0 if any(faults.lists_nothing(labels) for labels in down) else missing
 
 
 def missing_gpus(snapshot: Snapshot) -> tuple[str, ...]:

@@ -291,8 +291,10 @@ class RankStore:
         return {key: state for key, state in gone.items() if _job(key, state) in training}
 
     def shown(self, now: float) -> Iterator[tuple[RankKey, LoopState]]:
-        """Yield the ranks that sent a message lately."""
-        return ((key, state) for key, state in self._ranks.items() if now - state.heard_at <= SILENT_SECONDS)
+        """Yield the ranks that sent a message lately. One that has ended has no last step, so it is not stalled."""
+        for key, state in self._ranks.items():
+            if now - state.heard_at <= SILENT_SECONDS:
+                yield key, replace(state, stepped_at=None) if _is_gone(state, now) else state
 
     def _advance(
         self, key: RankKey, before: LoopState | None, message: Message, sender: Sender, now: float, at: float

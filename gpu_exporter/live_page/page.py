@@ -120,17 +120,26 @@ class LivePage:
             "job": boards.JOB.link(namespace="{namespace}", workload="{workload}"),
         }
         places = "".join(f' data-{kind}-board="{html.escape(self.grafana_url + link)}"' for kind, link in links.items())
-        address = html.escape(self.grafana_url + boards.NODE.link(node=name))
-        return {"board": f'<a href="{address}">Dashboard of this node</a> · ', "boards": places}
+        return {"board": self._board(boards.NODE.link(node=name), "Dashboard of this node"), "boards": places}
+
+    def _board(self, link: str, words: str) -> str:
+        """Return a link to a dashboard, before other links; empty if the address of Grafana is unknown."""
+        return f'<a href="{html.escape(self.grafana_url + link)}">{words}</a> · ' if self.grafana_url else ""
 
     def of_nodes(self, nodes: Sequence[ListedNode], links: Mapping[str, str]) -> str:
         """Return the list of several nodes."""
-        return self.nodes.substitute(list_values(nodes), links=_links(links), version=__version__)
+        board = ""
+        if self.grafana_url:
+            from gpu_exporter.alerting import boards
 
-    def of_runbook(self, title: str, content: str, *, is_index: bool) -> str:
-        """Return the page of a runbook, or of their index. `content` is HTML."""
+            board = self._board(boards.FLEET.link(), "Dashboard of all nodes")
+        return self.nodes.substitute(list_values(nodes), board=board, links=_links(links), version=__version__)
+
+    def of_runbook(self, title: str, content: str, board: str, *, is_index: bool) -> str:
+        """Return the page of a runbook, or of their index. `content` is HTML, `board` the path of the dashboard."""
         up = ("./", "Live page") if is_index else ("../runbooks", "All runbooks")
         values = {"title": html.escape(title), "content": content, "up": up[0], "up_name": up[1]}
+        values["board"] = self._board(board, "Dashboard")
         return self.runbook.substitute(values, root="" if is_index else "../", version=__version__)
 
 

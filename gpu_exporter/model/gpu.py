@@ -35,6 +35,9 @@ class Gpu:
     info: Labels = ()
     chip: Chip | None = None
 
+    def __hash__(self) -> int:
+        return hash((self.index, self.uuid))
+
 
 def detail(text: str) -> str:
     """Return a detail of a GPU, or an empty text if it has only zeros: so drivers answer for what they do not know."""

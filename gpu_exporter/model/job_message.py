@@ -17,6 +17,8 @@ STEP_BUCKETS = (
 # A message with more names of phases is not accepted. The ranks of a job on a node share as many names, of so many
 # characters: further and longer ones are dropped.
 MOST_PHASES, LONGEST_PHASE = 32, 48
+# The phase in which a rank waits for others.
+WAITING = "waiting"
 # What a rank does at the moment. Only time in `training` is compared between ranks.
 TRAINING, EVALUATION, CHECKPOINT, COMPILE = ACTIVITIES = ("training", "evaluation", "checkpoint", "compile")
 

@@ -26,6 +26,8 @@ class Pace(Enum):
     SLOW = 15.0
     RARE = 60.0
 
+    __hash__ = object.__hash__  # each read looks up paces, and Enum's own is a function of Python
+
 
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only

@@ -149,8 +149,7 @@ class Collector:
                     self.tick()
                     self.failure = ""
                 else:
-                    with self._gil_lock:
-                        self._workers.wake_idle(between_pages=True)
+                    self._read(between_pages=True)
             except Exception as error:  # /healthz reports it if this lasts
                 self.failure = f"the collection loop fails with {type(error).__name__}; the log has the traceback"
                 log.exception("the collection loop failed, and retries: unexpected error, please report it")
@@ -162,13 +161,18 @@ class Collector:
 
     def tick(self) -> None:
         """Read all GPUs, and publish a snapshot."""
-        with self._gil_lock:
-            awaited = self._workers.wake_idle()
-        self._workers.wait(awaited, min(self.settings.interval * WAIT_SHARE, DEADLINE_SECONDS))
+        self._read(between_pages=False)
         with self._gil_lock:
             started = time.monotonic()
             self._publish(self.snapshot())
             self._publish_seconds = time.monotonic() - started
+
+    def _read(self, *, between_pages: bool) -> None:
+        settings = self.settings
+        with self._gil_lock:
+            others = self._workers.read_instant(between_pages=between_pages)
+        longest = min((settings.step if between_pages else settings.interval) * WAIT_SHARE, DEADLINE_SECONDS)
+        self._workers.read_in_turn(others, longest, between_pages=between_pages)
 
     # --- any thread -----------------------------------------------------------------------------------------------
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.event_log import EventLog, MetricRow
 from gpu_exporter.health import fitness
 from gpu_exporter.health.links import GpuLinks, LinkHistory
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
@@ -57,6 +56,8 @@ class Composer:
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
         self._gpus: Sequence[Gpu] = ()
+        self._event_rows: Sequence[MetricRow] = ()
+        self._of_events: Sequence[Sample] = ()
 
     def compose(
         self,
@@ -161,8 +162,12 @@ class Composer:
         reporting = {pci_bus_id(state.gpu.pci_bus_id) for state in states if state.reports_xids}
         gpus = [state.gpu for state in states]
         rows = self._events.samples(gpus, nvml_up, reporting)
+        if rows is not self._event_rows:
+            self._event_rows = rows
+            self._of_events = [self._sample(metric, gpu, value, **labels) for metric, gpu, value, labels in rows]
+        yield from self._of_events
         counts = self._events.as_dcgm_exporter(gpus, xid_counts, self._settings.xid_count_window, nvml_up, reporting)
-        for metric, gpu, value, labels in chain(rows, counts):
+        for metric, gpu, value, labels in counts:
             yield self._sample(metric, gpu, value, **labels)
 
     def _attribute(self, seen: Sequence[GpuSamples], samples: list[Sample]) -> OwnerLabels:

@@ -9,15 +9,18 @@ and `DCGM_FI_SYSTEM_DRIVER_VERSION` (release notes of 4.9.0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import compress
+from operator import ne
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
 from gpu_exporter.catalogue.metrics import INFO, SWITCH_LINKS
 from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.io.user_text import Devices
-from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Schema
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
 from gpu_exporter.model.source import Source
@@ -138,6 +141,7 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
+@cache
 def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
     """Return the HELP and TYPE lines of a family.
 
@@ -172,7 +176,7 @@ class Style:
 
 
 class Renderer:
-    """Renders pages. Builds the prefix of a line once per series, and the line only when its value changes.
+    """Renders pages. Builds the prefix of a line once per series, and a line and its family only when a value changes.
 
     `node` is the classic `Hostname` label. `labels` are those of every series (`source="replay"`). `selection`
     says which families are exposed and how; without it, the whole catalogue is.
@@ -185,7 +189,10 @@ class Renderer:
         self._style = style or Style()
         self._labels_of_all = labels
         self._selection = selection or everything()
-        self._lines: dict[Series, tuple[float, bytes]] = {}
+        self._samples: tuple[Sample, ...] = ()
+        self._prefixes: dict[Series, bytes] = {}
+        self._lines: dict[str, dict[Series, bytes]] = {}
+        self._bodies: dict[str, bytes] = {}
         self._owner_labels = OwnerLabels()
         self._value_labels: Mapping[Gpu | None, Labels] = {}
         families = self._selection.families
@@ -199,37 +206,63 @@ class Renderer:
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
         """Render a snapshot and the metrics of the process, as prometheus_client collects them."""
-        by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
         if self._selection.value_labels:
             self._relabel(snapshot)
-        lines, converters, style = self._lines, self._converters, self._style
-        filtered = style.devices.kind != "f"
         self._forget_moved(snapshot.owner_labels)
-        if len(lines) > 2 * len(snapshot.samples) + 100:
-            lines.clear()
-        for sample in snapshot.samples:
-            series, value = sample
-            name = series.metric.name
-            family = by_name.get(name)
-            if family is None or (filtered and style.hides(series)):
-                continue
-            line = lines.get(series)
-            if line is None or line[0] != value:
-                prefix = line[1][: line[1].rindex(b" ")] if line else self._prefix(series)
-                convert = converters.get(name)
-                text = number(convert(value) if convert else value)
-                line = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
-            family.append(line[1])
-        families = [(text, om, by_name[name]) for name, (text, om) in self._headers.items() if by_name[name]]
+        before, self._samples = self._samples, snapshot.samples
+        changed = [*compress(zip(before, snapshot.samples, strict=False), map(ne, before, snapshot.samples))]
+        if len(before) == len(snapshot.samples) and all(old.series is new.series for old, new in changed):
+            self._update([new for _, new in changed])
+        else:
+            self._lay_out(snapshot.samples)
+        bodies = self._bodies
+        families = [(text, om, bodies[name]) for name, (text, om) in self._headers.items() if name in bodies]
         return Page([*families, *map(self._client, process)])
 
+    def _lay_out(self, samples: Sequence[Sample]) -> None:
+        """Render all families anew: there are other series, or the same in another order."""
+        style, prefixes = self._style, self._prefixes
+        filtered = style.devices.kind != "f"
+        if len(prefixes) > 2 * len(samples) + 100:
+            prefixes.clear()
+        self._lines.clear()
+        self._bodies.clear()
+        for series, _ in samples:
+            name = series.metric.name
+            if name in self._headers and not (filtered and style.hides(series)):
+                self._lines.setdefault(name, {})[series] = b""
+        self._update(samples)
+
+    def _update(self, samples: Iterable[Sample]) -> None:
+        """Render these samples, whose values have changed, and their families."""
+        lines, prefixes, converters = self._lines, self._prefixes, self._converters
+        changed = set()
+        for series, value in samples:
+            name = series.metric.name
+            family = lines.get(name)
+            if family is None or series not in family:
+                continue
+            prefix = prefixes.get(series)
+            if prefix is None:
+                prefix = prefixes[series] = self._prefix(series)
+            convert = converters.get(name)
+            text = number(convert(value) if convert else value)
+            family[series] = b"%b %b\n" % (prefix, text.encode())
+            changed.add(name)
+        for name in changed:
+            self._bodies[name] = b"".join(lines[name].values())
+
     def _forget_moved(self, owner_labels: OwnerLabels) -> None:
-        """Forget the lines of series whose owner has changed."""
+        """Forget the labels of series whose owner has changed."""
         before, self._owner_labels = self._owner_labels, owner_labels
         if before != owner_labels:
-            moved = [series for series in self._lines if before.labels(series) != owner_labels.labels(series)]
-            for series in moved:
-                del self._lines[series]
+            self._forget([s for s in self._prefixes if before.labels(s) != owner_labels.labels(s)])
+
+    def _forget(self, series: Iterable[Series]) -> None:
+        """Have the labels of these series made anew."""
+        for each in series:
+            del self._prefixes[each]
+        self._samples = ()
 
     def _relabel(self, snapshot: Snapshot) -> None:
         """Take the values that are labels, and forget the lines of the GPUs for which they have changed.
@@ -253,8 +286,7 @@ class Renderer:
         self._value_labels = now
         changed = {gpu for gpu in (before.keys() | now.keys()) if before.get(gpu, ()) != now.get(gpu, ())}
         if changed:
-            for series in [series for series in self._lines if series.gpu in changed and series.metric.classic]:
-                del self._lines[series]
+            self._forget([series for series in self._prefixes if series.gpu in changed and series.metric.classic])
 
     def _label_rows(self, gpu: Gpu) -> Labels:
         return (*self._selection.label_rows(gpu), *self._value_labels.get(gpu, ()))
@@ -274,10 +306,11 @@ class Renderer:
         pairs = [f'{name}="{escape(value)}"' for name, value in labels.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
-    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, list[bytes]]:
+    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, bytes]:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
-        return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
+        lines = (f"{s.name}{self._braces(s.labels)} {number(s.value)}\n" for s in metric.samples)
+        return text, om, "".join(lines).encode()
 
 
 def source_labels(source: Source) -> Labels:

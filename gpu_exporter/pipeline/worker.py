@@ -7,6 +7,7 @@ read, a second handle of the same GPU replaces the current one.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from gpu_exporter.sources.backoff import Backoff
 SPREAD = 8
 # A read of a healthy GPU takes no longer.
 HEALTHY_SECONDS = 0.25
+PERIODS = tuple((pace, pace.value) for pace in Pace)
 # How often in a row a pace is retried before its period is over.
 MOST_RETRIES = 3
 
@@ -53,9 +55,10 @@ class ReadSchedule:
         share on each GPU, because the driver serves one call at a time, and calls that wait for it burn CPU.
         """
         slack = interval / 2
-        due = frozenset(pace for pace in Pace if now - self._read_at.get(pace, -float("inf")) >= pace.value - slack)
+        read_at = self._read_at
+        due = frozenset(pace for pace, period in PERIODS if now - read_at.get(pace, -math.inf) >= period - slack)
         for pace in due:
-            self._read_at[pace] = now if pace in self._read_at else now - self._phase * pace.value
+            read_at[pace] = now if pace in read_at else now - self._phase * pace.value
         self._due = due
         return due
 

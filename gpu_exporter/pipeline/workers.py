@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.events.event_log import EventLog
@@ -16,6 +17,8 @@ from gpu_exporter.pipeline.worker import Worker
 log = logging.getLogger(__name__)
 
 LOST = ("lost", "reset_required", "gone")
+# Longer than a healthy read of all that changes fast.
+BRIEF = 0.05
 
 
 class Workers:
@@ -103,27 +106,40 @@ class Workers:
 
     # --- the clock ------------------------------------------------------------------------------------------------
 
-    def wake_idle(self, *, between_pages: bool = False) -> list[Worker]:
-        """Wake all workers that are not busy, and return those to wait for.
+    def read_instant(self, *, between_pages: bool = False) -> list[Worker]:
+        """Have the instant workers read, and return the others that are not busy.
 
         With `between_pages` they read only what is needed between two pages.
         """
-        awaited = []
+        idle = []
         for worker in self._workers if self._connection.up and not self._connection.paused else ():
             if worker.busy and not worker.instant:
                 worker.state.skipped += 1
                 if worker.stalled:
                     worker.state.stuck()
                 continue
-            worker.wake(between_pages=between_pages)
-            if not worker.instant:
-                awaited.append(worker)
-        return awaited
+            if worker.instant:
+                worker.wake(between_pages=between_pages)
+            else:
+                idle.append(worker)
+        return idle
 
-    def wait(self, awaited: Sequence[Worker], timeout: float) -> None:
-        """Wait until these have finished their read."""
+    def read_in_turn(self, workers: Sequence[Worker], timeout: float, *, between_pages: bool = False) -> None:
+        """Have these read one after another, and wait until all have finished, for `timeout` seconds at most.
+
+        Threads that read at the same time spend CPU waiting for each other, in the driver and for the GIL. The next
+        one is woken after BRIEF, even if a read takes longer.
+        """
+        end = time.monotonic() + timeout
+        for worker in workers:
+            worker.wake(between_pages=between_pages)
+            self._wait([worker], min(BRIEF, end - time.monotonic()))
+        self._wait(workers, end - time.monotonic())
+
+    def _wait(self, workers: Sequence[Worker], timeout: float) -> None:
+        """Wait until these have finished their reads."""
         with self._finished:
-            self._finished.wait_for(lambda: not any(worker.busy for worker in awaited), timeout)
+            self._finished.wait_for(lambda: not any(worker.busy for worker in workers), timeout)
 
     def skip(self, ticks: int) -> None:
         """Count collections that the clock missed."""

@@ -90,7 +90,7 @@ def page_foot(content: Any, name: str) -> Iterator[str]:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> Iterator[str]:
     """Yield a table; its first column is a name, the others are numbers. Cells are HTML."""
-    yield f'<div class="wide" role="region" aria-label="{safe_text(label)}" tabindex="0"><table>\n<thead><tr>'
+    yield f'<div class="wide" role="group" aria-label="{safe_text(label)}" tabindex="0"><table>\n<thead><tr>'
     yield "".join(f'<th scope="col"{_number(at)}>{safe_text(name)}</th>' for at, name in enumerate(head))
     yield "</tr></thead>\n<tbody>\n"
     for row in rows:

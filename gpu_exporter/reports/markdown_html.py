@@ -93,7 +93,7 @@ def _cells(line: str) -> list[str]:
 
 def _table(lines: list[str]) -> Iterator[str]:
     head = "".join(f'<th scope="col">{cell}</th>' for cell in _cells(lines[0]))
-    yield '<div class="scroll" tabindex="0" role="region" aria-label="Table">'
+    yield '<div class="scroll" tabindex="0" role="group" aria-label="Table">'
     yield f"<table><thead><tr>{head}</tr></thead><tbody>"
     for line in lines[2:]:
         first, *rest = _cells(line)

@@ -16,9 +16,8 @@ from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
 from gpu_exporter.diagnosis.report import is_reported
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, plausible
-from gpu_exporter.diagnosis.signal_reader import ByName
-from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window, samples_by_name
+from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, Scrape, ScrapedSample, plausible, samples_by_name
+from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window
 from gpu_exporter.diagnosis.words import LONGEST_NAME
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED

@@ -83,7 +83,7 @@ class CudaClock:
         self._marked_at = 0.0
 
     def mark(self) -> Any:
-        """Record an event and return it. It keeps when the CPU queued it, and how long that took."""
+        """Record an event and return it. It keeps when the CPU queued it."""
         now = perf_counter()
         if now - self._marked_at < SAME_SECONDS and self._marks:
             return self._marks[-1]
@@ -97,8 +97,7 @@ class CudaClock:
         except RuntimeError:
             return None
         self._marks.append(event)
-        self._marked_at = perf_counter()
-        event.queued_at, event.queued_in = now, self._marked_at - now
+        event.queued_at = self._marked_at = perf_counter()
         return event
 
     def cut(self) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gpu_exporter.training.totals import WAITING
+from gpu_exporter.model.job_message import WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,7 @@ def watch(model: Any, recorder: Recorder) -> bool:
     if not _is_visible(model):
         return False
     recorder.watch = CollectiveWatch(recorder)
+    recorder.follows_host = True
     return True
 
 

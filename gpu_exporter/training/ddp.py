@@ -18,7 +18,8 @@ import torch
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from gpu_exporter.training.totals import WAITING
+from gpu_exporter.model.job_message import WAITING
+from gpu_exporter.training.recorder import BACKWARD, BETWEEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,7 @@ def watch(model: Any, recorder: Recorder) -> bool:
     if not isinstance(model, DistributedDataParallel):
         return False
     model.register_forward_hook(_Backward(recorder).on_output)
+    recorder.follows_host = True
     return True
 
 
@@ -48,6 +50,7 @@ class _Backward:
     def on_output(self, module: Any, inputs: Any, output: Any) -> None:
         """Prepare the backward pass of this output. Also after one that failed."""
         self._is_queued = False
+        self._recorder.mark(BETWEEN)
         for tensor in _tensors(output):
             tensor.register_hook(self._on_gradient)
 
@@ -55,6 +58,7 @@ class _Backward:
         """Queue the first callback. Several tensors of the output may have gradients."""
         if not self._is_queued:
             self._is_queued = True
+            self._recorder.mark(BACKWARD)
             _queue(self._on_ready)
 
     def _on_ready(self) -> None:

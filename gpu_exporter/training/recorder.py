@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from itertools import pairwise
 
+from gpu_exporter.model.job_message import WAITING
 from gpu_exporter.training.clocks import CudaClock, HostClock, cuda
-from gpu_exporter.training.totals import WAITING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from typing import Any, Protocol
 
     from gpu_exporter.training.clocks import Clock
@@ -25,40 +25,68 @@ if TYPE_CHECKING:
 
 
 ONLY_WAITING = frozenset({WAITING})
-# What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step.
-LEAVE, PAUSE, RESUME, END = object(), object(), object(), object()
+# What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step, or what
+# a loop does between the forward and the backward pass.
+LEAVE, PAUSE, RESUME, BETWEEN, BACKWARD, END = object(), object(), object(), object(), object(), object()
 # In a loop without steps, marks would pile up.
 MOST_MARKS = 8192
 # So many steps the CPU can be ahead of the GPU; times of older ones are given up.
 MOST_PENDING = 256
 # On a GPU, sections of steps shorter than so many seconds are measured in one step of so many, the same on all ranks:
-# each mark takes the CPU several microseconds. Where all collectives are measured, a step may have hundreds of marks.
-ONE_OF = ((0.05, 4),)
+# each mark takes several microseconds. Where all collectives are measured, a step may have hundreds of marks.
+ONE_OF = ((0.05, 8),)
 ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
-# To queue an event takes 2 us. If it usually takes so long, the queue is full; if the CPU loses so much of its lead at
-# once, as a share of the step, it has waited for the GPU.
-BLOCKED_SECONDS, BLOCKED_SHARE = 15e-6, 0.1
+MANY_MARKS, SHORT_SECONDS, ONE_OF_MANY = 100, 0.05, 128
+# A CPU that loses so much of its lead at once, as a share of the step, and has none left, has waited for the GPU.
+WAITED_SHARE = 0.1
+# So many steps must be as short as the one that counts: a step that the loop skips is shorter than all others.
+SHORT_STEPS = 3
 
 
-def cpu_seconds(moments: Sequence[tuple[Any, float]]) -> float:
-    """Return for how long the CPU was busy with a step, without the time in which it only waited for the GPU.
+class HostTime:
+    """How long the CPU of a rank needs for a step, by when it queued marks, and when the GPU passed them.
 
-    `moments` are the events at the begin and the end of the step, and at the end of each wait for other ranks, with the
-    time at which the GPU passed them. The CPU runs ahead of the GPU. Where it waits for the GPU, as to read a loss, it
-    loses its lead between two events; where the queue is full, to queue an event takes long. Where it does neither, it
-    is busy, even if its own GPU waits for other ranks all the time: their CPUs are as busy, and a little behind.
+    The CPU runs ahead of the GPU. Where it is far ahead, the queue of launches is full, and a step takes the CPU as
+    long as the GPU, although it has little to do. Until then, it queues steps as fast as it can: so its shortest steps
+    tell how much it has to do, also while it is held up later. If it is never held up, all of its steps are like these.
     """
-    queued_in = sorted(event.queued_in for event, _ in moments)
-    if queued_in[len(queued_in) // 2] > BLOCKED_SECONDS:
-        return 0.0
-    total: float = moments[-1][0].queued_at - moments[0][0].queued_at
-    waited = 0.0
-    for (before, passed), (event, passed_then) in pairwise(moments):
-        queued_for = event.queued_at - before.queued_at
-        lost = queued_for - (passed_then - passed)
-        if lost > BLOCKED_SHARE * total:
-            waited += lost
-    return total - waited
+
+    __slots__ = ("_ahead", "_lowest", "_shortest")
+
+    def __init__(self) -> None:
+        # The lead of the CPU, but for a constant: it is 0 where it is lowest.
+        self._ahead = self._lowest = 0.0
+        self._shortest: list[float] = []
+
+    def restart(self) -> None:
+        """Begin to follow the lead again, after steps that are not known."""
+        self._ahead = self._lowest = 0.0
+
+    def add(self, parts: Iterable[tuple[float, float, bool, bool]]) -> tuple[float, bool]:
+        """Add a step; return how long the CPU needs for one, and whether the GPU is behind by more than this step.
+
+        Of each part: for how long the CPU queued it; how long the GPU took; whether the rank waited for others, or did
+        not train; and whether the CPU may have waited for the GPU, as to read a loss.
+        """
+        busy = taken = 0.0
+        lost = []
+        for queued_for, passed_for, is_waiting, may_wait in parts:
+            before = self._ahead
+            self._ahead = ahead = before + passed_for - queued_for
+            self._lowest = min(self._lowest, ahead)
+            taken += passed_for
+            if not is_waiting:
+                busy += queued_for
+                if may_wait:
+                    lost.append((before - ahead, ahead - self._lowest))
+        little = WAITED_SHARE * taken
+        busy -= sum(seconds for seconds, left in lost if seconds > little > left)
+        shortest = self._shortest
+        if len(shortest) < SHORT_STEPS or busy < shortest[-1]:
+            insort(shortest, busy)
+            del shortest[SHORT_STEPS:]
+        needed = shortest[-1] if len(shortest) == SHORT_STEPS else shortest[0]
+        return needed, self._ahead - self._lowest > taken
 
 
 class Recorder:
@@ -75,18 +103,22 @@ class Recorder:
         "_clock",
         "_depth",
         "_ended",
+        "_followed",
         "_gpu",
+        "_host",
         "_ignored",
         "_ignores",
         "_is_paused",
         "_is_sampled",
         "_lock",
+        "_marked",
         "_marks",
         "_pending",
         "_restart",
         "_skipped",
         "_took",
         "_totals",
+        "follows_host",
         "on_gpu",
         "waits",
         "watch",
@@ -105,9 +137,12 @@ class Recorder:
         self._is_paused = False
         self._restart = False
         # Whether the sections of this step are measured; how many steps have ended, and how many since the last one
-        # whose sections were measured; how long a step took.
-        self._is_sampled, self._ended, self._skipped, self._took = True, 0, 0, float("inf")
+        # whose sections were measured; how long a step took; how many marks the last of these steps had.
+        self._is_sampled, self._ended, self._skipped, self._took, self._marked = True, 0, 0, float("inf"), 0
         self._ignores = False
+        # Whether a rank may only seem to wait for others, because its CPU is ahead of theirs; then, the time of its CPU
+        # is followed, up to this mark.
+        self.follows_host, self._host, self._followed = False, HostTime(), None
 
     def start(self) -> None:
         """Begin the first step here, unless it has begun."""
@@ -141,6 +176,11 @@ class Recorder:
         """End the open section, in which the CPU only queued a wait for the GPU: it takes the CPU no time."""
         self._clock.separate()
         self.leave()
+
+    def mark(self, begins: Any) -> None:
+        """Note a moment within a section."""
+        if not self._ignores and self._begin is not None and len(self._marks) < MOST_MARKS:
+            self._marks.append((begins, self._clock.mark()))
 
     def unwatch(self) -> None:
         """Leave collectives alone until the next step."""
@@ -181,6 +221,8 @@ class Recorder:
         used = self._clock.cut()
         if is_timed:
             self._pending.append((self._begin, end, self._marks, used, self._is_sampled))
+        if self._is_sampled:
+            self._marked = len(self._marks)
         self.collect()
         self._ended += 1
         self._is_sampled = not self._ended % self._one_of()
@@ -189,6 +231,8 @@ class Recorder:
 
     def _one_of(self) -> int:
         """Return in one of how many steps sections are measured."""
+        if self._marked > MANY_MARKS and self._took < SHORT_SECONDS:
+            return ONE_OF_MANY
         paces = ONE_OF_WATCHED if self.watch else ONE_OF
         return next((one_of for seconds, one_of in paces if self._took < seconds), 1)
 
@@ -208,9 +252,11 @@ class Recorder:
     def _add(self, begin: Any, end: Any, marks: list[tuple[Any, Any]], *, is_sampled: bool) -> None:
         phases: list[list[Any]] = []
         opened: list[list[Any]] = []  # name and seconds
-        waits: list[tuple[Any, float]] = []
+        parts: list[tuple[float, float, bool, bool]] = []
         trained = paused = 0.0
-        is_paused, is_complete = False, True
+        # Between few marks, a GPU that catches up with the CPU looks the same as a CPU that waits for the GPU.
+        is_paused, is_complete, has_waited, may_wait = False, True, False, bool(self.watch)
+        follows, waits = self.follows_host and self.on_gpu, self.waits or ONLY_WAITING
         between, last = self._clock.between, begin
         marks.append((END, end))
         for begins, mark in marks:
@@ -219,6 +265,10 @@ class Recorder:
                     seconds = between(last, mark)
                 except RuntimeError:  # during the capture of a graph, or on a stream that the step did not wait for
                     seconds, is_complete = 0.0, False
+                if follows and is_complete:
+                    is_waiting = is_paused or (bool(opened) and opened[-1][0] in waits)
+                    queued_for = mark.queued_at - last.queued_at
+                    parts.append((queued_for, seconds, is_waiting, may_wait))
                 last = mark
                 if is_paused:
                     paused += seconds
@@ -229,11 +279,14 @@ class Recorder:
             if begins is LEAVE:
                 phases.append(opened.pop())
                 if phases[-1][0] == WAITING:
-                    waits.append((mark, trained))
+                    has_waited = may_wait = True
             elif begins is PAUSE or begins is RESUME:
                 is_paused = begins is PAUSE
+            elif begins is BETWEEN or begins is BACKWARD:
+                may_wait = begins is BETWEEN or bool(self.watch)
             else:
                 opened.append([begins, 0.0])
+        host = self._follow(begin, end, parts) if follows and is_complete else (0.0, False)
         if not is_complete:
             try:
                 trained = between(begin, end) - paused
@@ -241,10 +294,15 @@ class Recorder:
                 return
         self._took = trained
         # A step in which no collective was seen has some that are not.
-        is_seen = not self.watch or bool(waits)
-        is_whole = is_complete and is_sampled and self.on_gpu and not paused
-        least = cpu_seconds([(begin, 0.0), *waits, (end, trained)]) if self.watch and is_whole else 0.0
+        is_seen = not self.watch or has_waited
         weight = self._skipped + 1 if is_sampled else 0
         self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, least)
+            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, *host)
+
+    def _follow(self, begin: Any, end: Any, parts: list[tuple[float, float, bool, bool]]) -> tuple[float, bool]:
+        """Return how long the CPU needs for a step, and whether it is far ahead, after this one."""
+        if begin is not self._followed:
+            self._host.restart()
+        self._followed = end
+        return self._host.add(parts)

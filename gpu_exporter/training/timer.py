@@ -18,12 +18,13 @@ from gpu_exporter.model.job_message import (
     SEND_SECONDS,
     SOCKET_VARIABLE,
     TRAINING,
+    WAITING,
 )
 from gpu_exporter.training.clocks import cuda, gpu_uuid
 from gpu_exporter.training.launcher import JobPlace, place, process_group, visible_uuid
 from gpu_exporter.training.recorder import ONLY_WAITING, Recorder
 from gpu_exporter.training.sections import Activity, Loader, Phase, Step
-from gpu_exporter.training.totals import MOST_PHASES, WAITING, StepTotals, TimerState, amount, message
+from gpu_exporter.training.totals import MOST_PHASES, StepTotals, TimerState, amount, message
 from gpu_exporter.training.transport import SenderThread, transport
 
 TYPE_CHECKING = False

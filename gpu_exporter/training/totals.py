@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING, VERSION
+from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING, VERSION, WAITING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-WAITING = "waiting"
 # Names of phases become labels, and a message has a limited size. Further names are added up as `other`. The exporter
 # takes 32 of all ranks of a job on a node, `waiting` and `other` included.
 MOST_PHASES = 24
 OTHER = "other"
+# A usual step takes the CPU up to so many times as long as its shortest ones.
+USUAL_TO_SHORTEST = 4 / 3
 
 
 def amount(value: float) -> float:
@@ -75,12 +76,15 @@ class StepTotals:
         phases: Iterable[Sequence[Any]],
         waits: frozenset[str] | None,
         weight: int = 1,
-        least: float = 0.0,
+        cpu: float = 0.0,
+        is_ahead: bool = False,
     ) -> None:
         """Add a step. `waits` are the phases in which it waited for other ranks, None if that is unknown.
 
-        `phases`, pairs of name and seconds, stand for those of `weight` steps; 0 if they were not measured. The rank
-        needs `least` seconds of its own.
+        `phases`, pairs of name and seconds, stand for those of `weight` steps; 0 if they were not measured.
+
+        `cpu` are the seconds that the CPU needs for a short step; a rank waits for others only for what is left. That
+        counts unless the CPU is more than a step ahead of a GPU that has more to do than itself.
         """
         waiting = 0.0
         sums = self.phases
@@ -95,7 +99,10 @@ class StepTotals:
         self.step.add(seconds)
         self.activities[TRAINING] += seconds
         if waits is not None and weight:
-            self.own.add(max(seconds - waiting, min(least, seconds)))
+            own = seconds - waiting
+            if cpu > own or not is_ahead:
+                own = max(own, min(USUAL_TO_SHORTEST * cpu, seconds))
+            self.own.add(own)
 
     def _add_phase(self, name: str, seconds: float) -> None:
         if len(self.phases) >= MOST_PHASES and name != WAITING:

@@ -91,6 +91,39 @@ def test_the_script_writes_numbers_as_the_server_does(serve: Serve, tab: OpenTab
     assert page.evaluate(script, [values, ages]) == expected
 
 
+def test_runbooks(serve: Serve, tab: OpenTab) -> None:
+    """In both colour schemes, axe-core finds no violation in the index and in long runbooks; nothing is wider than a
+    phone, and the first link is that to the others."""
+    exporter, opened = serve(*SICK), tab(viewport={"width": 390, "height": 844})
+    page = opened.page
+    for path in ("/runbooks", "/runbooks/gpulost", "/runbooks/gpustragglerstarved", "/runbooks/gpuxidfatal"):
+        page.goto(url(exporter, path))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert opened.violations() == [], path
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Runbooks", exact=True)).to_be_visible()
+
+
+def test_links_to_the_dashboards(serve: Serve, tab: OpenTab) -> None:
+    """Page, opened row, job and runbook lead to the dashboards of what they show."""
+    exporter = serve(*SICK, "--grafana-url", "https://grafana.example/g")
+    page = tab().open(url(exporter))
+    page.get_by_role("button", name="GPU 3", exact=True).and_(page.locator("[aria-expanded]")).click()
+    details, jobs = page.get_by_role("group", name="Details of GPU 3"), page.locator("#jobs")
+    base, workload = "https://grafana.example/g/d", "var-namespace=simulated&var-workload=injected-node-000"
+    for place, link in (
+        (page.locator("footer"), f"{base}/gpu-node?var-node=node-000"),
+        (details, f"{base}/gpu-gpu?var-node=node-000&var-gpu=3"),
+        (jobs, f"{base}/gpu-job?{workload}"),
+    ):
+        expect(place.get_by_role("link", name=re.compile("^Dashboard"))).to_have_attribute("href", link)
+    details.get_by_role("link", name="GpuStragglerSlow").click()
+    expect(page.get_by_role("link", name="Dashboard")).to_have_attribute("href", f"{base}/gpu-job")
+
+
 def test_without_javascript(serve: Serve, tab: OpenTab) -> None:
     """What is wrong and the values of all GPUs are there, and can be read on a phone."""
     opened = tab(java_script_enabled=False, viewport={"width": 390, "height": 844})

@@ -35,6 +35,21 @@ class Store(Protocol):
         """Return the `data` of a response."""
 
 
+class Without:
+    """A store whose answers lack some labels, such as external labels that a Prometheus does not give its own."""
+
+    def __init__(self, store: Store, labels: Collection[str]) -> None:
+        self._store, self._labels = store, labels
+
+    def api(self, path: str, **parameters: str) -> Any:
+        """Return the `data` of a response."""
+        data = self._store.api(path, **parameters)
+        for row in data["result"] if data["resultType"] in ("vector", "matrix") else ():
+            for label in self._labels:
+                row["metric"].pop(label, None)
+        return data
+
+
 def expressions(rate_interval: str) -> Mapping[str, str]:
     """Return all expressions, and where each is from. `rate_interval`: Grafana's, four times that of scrapes."""
     found = {}
@@ -102,21 +117,26 @@ _INCREASE = re.compile(r"increase\(([\w:]+(?:\{[^}]*\})?)\[(\w+)\]\)")
 
 
 def _of_increases(one: Store, other: Store, increases: Sequence[tuple[str, str]], at: float) -> Iterator[str]:
-    """Yield where the samples differ that `increase()` reads, or where the other store differs from its formula.
+    """Yield where the samples differ that `increase()` reads, or where the other store has neither formula.
 
-    MetricsQL subtracts the sample before the window. If there is none, the series began in it: at 0, or at its first.
+    Thanos extrapolates as Prometheus does. MetricsQL subtracts the sample before the window. If there is none, the
+    series began in it: at 0, or at its first.
     """
     for selector, window in dict.fromkeys(increases):
         seconds = _longest(_WINDOW, f"[{window}]")
         expected, found = (_samples(store, selector, seconds + LOOK_BACK, at) for store in (one, other))
-        if expected != found:
-            yield f"other samples of {selector}"
-        for labels, value in _answer(other, f"increase({selector}[{window}])", at).items():
+        for labels in expected.keys() | found.keys():
+            if expected.get(labels) == found.get(labels):
+                continue
+            unequal = sorted(expected.get(labels, {}).items() ^ found.get(labels, {}).items())
+            yield f"other samples of {selector} at {unequal[0][0] - at:.3f} s: {dict(labels)}"
+        extrapolated, of_other = (_answer(store, f"increase({selector}[{window}])", at) for store in (one, other))
+        for labels, value in of_other.items():
             known = found.get(labels, {})
             before = [number for time, number in known.items() if time <= at - seconds]
             inside = [number for time, number in known.items() if time > at - seconds]
             allowed = [_grown([*before[-1:], *inside])] if before else [_grown(inside), _grown([0.0, *inside])]
-            if not any(_near(value, each, SOME) for each in allowed):
+            if not any(_near(value, each, SOME) for each in (*allowed, extrapolated.get(labels, math.nan))):
                 yield f"increase of {value}, not {' or '.join(map(str, allowed))}: {dict(labels)}"
 
 
@@ -150,7 +170,8 @@ def _of_topk(one: Store, other: Store, expression: str, at: float, tolerance: fl
     """Yield how answers differ beyond the choice among equal series.
 
     The values that each call chooses are equal, and each chosen series is a candidate with that value. So is each
-    series of the whole answer. If that excludes chosen series or chooses in groups, only its values are compared.
+    series of the whole answer. If that chooses in groups, only values are compared. If it excludes chosen series, there
+    are no candidates.
     """
     for call, vector in dict(_calls_of_topk(expression)).items():
         chosen = [_answer(store, call, at) for store in (one, other)]
@@ -159,9 +180,15 @@ def _of_topk(one: Store, other: Store, expression: str, at: float, tolerance: fl
         yield from _other_values(chosen[0].values(), chosen[1].values(), tolerance)
     opened = _all_candidates(expression)
     answers = [(_answer(store, expression, at), _answer(store, opened, at)) for store in (one, other)]
-    if "unless topk" in expression or "topk by" in opened:
+    if "unless topk" in expression:
         expected, found = answers[0][0].values(), answers[1][0].values()
         yield from _unmatched(expected or found, found or expected, tolerance)
+        return
+    if "topk by" in opened:
+        yield from _unmatched(answers[0][1].values(), answers[1][1].values(), tolerance)
+        for answer, candidates in answers:
+            for value in _lone(answer.values(), candidates.values(), SOME):
+                yield f"{value} is not that of a candidate"
         return
     yield from _differing(answers[0][1], answers[1][1], tolerance)
     for answer, candidates in answers:
@@ -209,9 +236,13 @@ def _longest(spans: re.Pattern[str], expression: str) -> float:
 
 def _unmatched(expected: Collection[float], found: Collection[float], tolerance: float) -> Iterator[str]:
     for which, values, others in (("not in the second one", expected, found), ("in the second one", found, expected)):
-        for value in values:
-            if not any(_near(value, other, tolerance) for other in others):
-                yield f"{which}: {value}"
+        for value in _lone(values, others, tolerance):
+            yield f"{which}: {value}"
+
+
+def _lone(values: Collection[float], others: Collection[float], tolerance: float) -> Iterator[float]:
+    """Yield the values that are near none of the others."""
+    return (value for value in values if not any(_near(value, other, tolerance) for other in others))
 
 
 def _differing(expected: Answer, found: Answer, tolerance: float) -> Iterator[str]:

@@ -3,8 +3,9 @@
 levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on four shards. trouble: also while a
 shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. chain: how long a change
 takes there through the longest chain of rules, in real time. queries: VictoriaMetrics answers every rule and dashboard
-as Prometheus does. cluster, only if it is asked for: so does a VictoriaMetrics cluster that loses one of three stores;
-`tests.scale.cluster` says which programs it needs. Exit code 1 if anything differs by more than an evaluation.
+as Prometheus does. cluster and thanos, only if they are asked for: so do a VictoriaMetrics cluster and Thanos that lose
+one of three stores; `tests.scale.victoria_cluster` and `tests.scale.thanos` say which programs they need. Exit code 1
+if anything differs by more than an evaluation.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.rules.shapes import STEP
-from tests.scale import cluster as victoria_cluster
+from tests.scale import thanos as thanos_stores
+from tests.scale import victoria_cluster
 from tests.scale.chain import LAST, delays
+from tests.scale.cluster import compare as compare_cluster
 from tests.scale.compare import difference
 from tests.scale.engines import EVALUATION, Shard, dumped, one, stores, two, vmalert_test
 from tests.scale.histories import LARGE, SHARDS, SMALL, TICKS, history
@@ -97,11 +100,16 @@ def queries(folder: Path, ranks: int) -> bool:
 
 def cluster(folder: Path, ranks: int) -> bool:
     """Print how a VictoriaMetrics cluster differs from Prometheus; return whether it does not."""
-    return victoria_cluster.cluster(folder)
+    return compare_cluster(folder, victoria_cluster.PROGRAMS, victoria_cluster.victoria_cluster)
+
+
+def thanos(folder: Path, ranks: int) -> bool:
+    """Print how Thanos differs from Prometheus; return whether it does not."""
+    return compare_cluster(folder, thanos_stores.PROGRAMS, thanos_stores.thanos)
 
 
 EVERY_TIME = (levels, trouble, vmalert, chain, queries)
-PARTS: Mapping[str, Callable[[Path, int], bool]] = {each.__name__: each for each in (*EVERY_TIME, cluster)}
+PARTS: Mapping[str, Callable[[Path, int], bool]] = {each.__name__: each for each in (*EVERY_TIME, cluster, thanos)}
 
 
 def main() -> int:

@@ -16,14 +16,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from gpu_exporter.catalogue.peer_series import NVIDIA_GPU_EXPORTER, PEERS, PeerExporter
+from tests import ROOT
+from tests.conftest import Serve
 from tests.support.fakes.driver import MIB, FakeDriver, Value, mig_device
+from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import until
+
+DATA = ROOT / "tests" / "data"
+# The jobs of gpu-exporter: of the GPUs, and of one in MIG mode.
+GPU, MIG = "gpu", "mig"
 
 # What two loaded H200s read, each value different, so that no query is right by chance.
 GPUS = 2
@@ -93,6 +105,58 @@ def divided(directory: Path) -> FakeDriver:
             part |= {"MemoryInfo.used": 500 * number * MIB, "Gpm.2": 40.0 * number, "Gpm.5": 30.0 * number}
         driver.partition(0, parts)
     return driver
+
+
+class Page(BaseHTTPRequestHandler):
+    """Serves the recorded pages."""
+
+    def do_GET(self) -> None:
+        """Answer with the page of the path."""
+        body = (DATA / self.path.strip("/")).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+def page_of(peer: PeerExporter, which: str = "") -> str:
+    """Return the file of a recorded page, which is also its job."""
+    return f"{peer.name.replace('-', '_')}{which and '_' + which}.prom"
+
+
+@contextmanager
+def scraped(folder: Path, serve: Serve, interval: str = "1s") -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes gpu-exporter and the pages of the others, all as the same instance.
+
+    It has scraped everything three times.
+    """
+    arguments = ("--metrics", "full", "--processes", "--interval", "200ms", "--node-name")
+    exporters = {
+        GPU: serve(*arguments, NODE, env=loaded(folder / "driver").environment),
+        MIG: serve(*arguments, MIG, env=divided(folder / "divided").environment),
+    }
+    for exporter in exporters.values():
+        exporter.until(lambda page: len(page.values("DCGM_FI_PROF_SM_ACTIVE")) == 2)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.serve_forever, daemon=True).start()
+
+    def target(port: int, job: str) -> dict[str, Any]:
+        path = f"/{job}" if job.endswith(".prom") else "/metrics"
+        labels = {"job": job, "instance": NODE, "__metrics_path__": path}
+        return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
+
+    pages = [target(server.server_port, page_of(peer)) for peer in PEERS]
+    pages += [target(server.server_port, page_of(NVIDIA_GPU_EXPORTER, MIG))]
+    targets = [*pages, *(target(exporter.port, job) for job, exporter in exporters.items())]
+    with scraping(folder, interval, {"static_configs": targets}) as running:
+        three = "count(count_over_time({__name__=~'gpu_energy_joules_total|nvidia_smi_energy_joules_total'}[5m]) >= 3)"
+        until(lambda: running.query(three) == [5.0], 40, "three scrapes of everything")
+        yield running
+    server.shutdown()
+    server.server_close()
 
 
 def main() -> None:

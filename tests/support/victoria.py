@@ -43,13 +43,15 @@ class Victoria:
 
     def write(self, series: Iterable[tuple[Labels, Samples]]) -> None:
         """Write samples as Prometheus' remote write does."""
-        batch = b""
+        batch, encoded, before = bytearray(), b"", None
         for labels, samples in series:
-            batch += _field(1, _series(labels, samples))
+            if samples is not before:  # copies of a series share them
+                encoded, before = _samples(samples), samples
+            batch += _field(1, _labels(labels) + encoded)
             if len(batch) > 1 << 22:
-                self._send(batch)
-                batch = b""
-        self._send(batch)
+                self._send(bytes(batch))
+                batch.clear()
+        self._send(bytes(batch))
         self.flush()
 
     def _send(self, batch: bytes) -> None:
@@ -59,11 +61,11 @@ class Victoria:
 
 
 @contextmanager
-def victoria(folder: Path, *options: str) -> Iterator[Victoria]:
-    """Run a VictoriaMetrics with its data in `folder`."""
+def victoria(folder: Path, *options: str, program: Path | None = None) -> Iterator[Victoria]:
+    """Run a VictoriaMetrics with its data in `folder`. `program` replaces that of `make tools`."""
     address = f"127.0.0.1:{free_port()}"
     command = [
-        str(tool("victoria-metrics")),
+        str(program or tool("victoria-metrics")),
         f"-storageDataPath={folder / 'store'}",
         f"-httpListenAddr={address}",
         "-search.latencyOffset=0s",
@@ -138,12 +140,16 @@ def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _series(labels: Labels, samples: Samples) -> bytes:
-    found = [
+def _labels(labels: Labels) -> bytes:
+    return b"".join(
         _field(1, _field(1, name.encode()) + _field(2, value.encode()))
         for name, value in sorted(labels.items())
         if value
-    ]
+    )
+
+
+def _samples(samples: Samples) -> bytes:
+    found = []
     for at, value in samples:
         number = STALE if value is None else struct.pack("<d", value)
         found.append(_field(2, b"\x09" + number + b"\x10" + _varint(at)))

@@ -56,7 +56,12 @@ INCREASES: dict[str, tuple[Answers, Answers, list[str]]] = {
     "a counter that begins again": (
         _counting(5, 5, [(9000.0, 9.0), (9200.0, 1.0)]), _counting(1, 1, [(9000.0, 9.0), (9200.0, 1.0)]), []
     ),
-    "other samples": (ONE, _counting(4, 4, [(9000.0, 3.0), (9900.0, 7.0)]), ["other samples of errors_total"]),
+    "the same formula": (ONE, ONE, []),
+    "other samples": (
+        ONE,
+        _counting(4, 4, [(9000.0, 3.0), (9900.0, 7.0)]),
+        ["other samples of errors_total at -1000.000 s: {'x': 'a'}"],
+    ),
     "another sum": (ONE, _counting(5, 5, COUNTER, neutral=4.1), ["4.0 and 4.1: {'x': ''}"]),
 }  # fmt: skip
 
@@ -100,6 +105,29 @@ def test_topk_may_choose_any_of_equal_series(case: str, expression: str) -> None
     if (case, expression) == ("other candidates", OF_RANKS):
         other = _choosing("a", "b", loads={**LOADS, "d": 0.5})
     assert (list(differing(one, other, expression, AT)) == []) is is_equal
+
+
+IN_GROUPS = "load and on (x) topk(1, topk by (y) (1, time))"
+OPENED = "load and on (x) (topk by (y) (1, time))"
+
+
+def _choosing_in_groups(chosen: str, loads: Series = LOADS) -> Answers:
+    return Answers(
+        {
+            "topk(1, topk by (y) (1, time))": {chosen: 2.0},
+            "topk by (y) (1, time)": {"b": 2.0, "c": 2.0},
+            "time": TIMES,
+            IN_GROUPS: {chosen: loads[chosen]},
+            OPENED: {"b": loads["b"], "c": loads["c"]},
+        }
+    )
+
+
+def test_what_is_chosen_in_groups_has_the_value_of_any_candidate() -> None:
+    one = _choosing_in_groups("b")
+    assert list(differing(one, _choosing_in_groups("c"), IN_GROUPS, AT)) == []
+    other = _choosing_in_groups("c", {**LOADS, "c": 0.5})
+    assert list(differing(one, other, IN_GROUPS, AT)) == ["not in the second one: 0.3", "in the second one: 0.5"]
 
 
 def test_other_expressions_are_equal_to_the_last_digit() -> None:

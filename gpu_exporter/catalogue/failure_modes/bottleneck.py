@@ -146,7 +146,9 @@ MODES = (
         ),
         wrong="Inference with irregular requests waits for its users, not for a loader. The start of a job, and a "
         "first epoch that fills a cache, look like this too. Data that the GPU reads from a local cache by "
-        "itself (GPUDirect Storage) is not recognised as loading.",
+        "itself (GPUDirect Storage) is not recognised as loading, nor is the data of ranks that exchange theirs over NVLink: "
+        "sharded training moves as much over PCIe without any. They are host-bound; a [step timer](../training.md) "
+        "tells whether they wait for their loader (GpuJobDataBound).",
     ),
     FailureMode(
         "GpuHostBound",

@@ -85,10 +85,14 @@ OTHER_TRAFFIC = Or(
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
 STALLS = Unless(c.HANGS, LOOP_PAUSES, name="stalls")
 HAS_VICTIMS = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
+# Where kernels do not fill a GPU while they run, the job may be launch-bound; then a small difference only shows which
+# rank launches last.
+_IDLER = Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR)
 STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
-    And(c.TRAFFIC, Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP)),
+    And(c.TRAFFIC, Compare(_IDLER, ">=", STARVED_GAP)),
 )
+LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP), name="launch_order")
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
 _LONG_SM, _LONG_GR = Over(s.SM_ACTIVE, Fn.MEAN, HOUR), Over(s.GR_ACTIVE, Fn.MEAN, HOUR)
@@ -103,7 +107,9 @@ SLOWER = And(
     And(Compare(PeerShare(COMMUNICATES), ">=", c.ALL_RANKS), Compare(_AHEAD, ">=", SLOWER_GAP)),
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", c.ALL_RANKS), name="all_launch")
-STARVED_STRAGGLER = Unless(Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH)), LOOP_PAUSES, name="starved_straggler")
+STARVED_STRAGGLER = Unless(
+    Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH, LAUNCH_ORDER)), LOOP_PAUSES, name="starved_straggler"
+)
 SLOW_STRAGGLER = Unless(
     Unless(
         Or(
@@ -234,7 +240,9 @@ MODES = (
             "Rank 0: write checkpoints asynchronously, log less often.",
         ),
         wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action; it is not "
-        "reported if a [step timer](../training.md) in its loop marks the checkpoint. Pipeline "
+        "reported if a [step timer](../training.md) in its loop marks the checkpoint. Where kernels do not fill the GPUs, a "
+        "job may be launch-bound, so that the idlest rank only launches last; a smaller straggler is then found by its step "
+        "timer alone. Pipeline "
         "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
         "directions may still be reported.",
     ),

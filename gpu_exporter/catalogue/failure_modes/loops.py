@@ -263,8 +263,8 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         wrong="A pipeline stage or an expert with more work by design is a straggler, but not a fault. The alert does "
         "not fire if evaluations and checkpoints, which only some ranks do, can explain the difference. Self time cannot be "
         "measured if compiled code or DTensor calls the collectives, unless steps are sampled ([where self time comes "
-        "from](../training.md)). In a launch-bound job with DistributedDataParallel, the rank that launches last may be "
-        "reported, although the CPUs of all ranks are at their limit. " + _TIMER,
+        "from](../training.md)). In a launch-bound job, a rank is reported only if its CPU needs a third longer for a step than "
+        "those of the others. " + _TIMER,
     ),
     FailureMode(
         "GpuJobSlower",

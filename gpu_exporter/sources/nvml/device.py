@@ -148,11 +148,10 @@ class NvmlDevice(Device):
         gpu: Gpu,
         metrics: Sequence[Metric],
         lock: AbstractContextManager[None],
-        read_lock: AbstractContextManager[None],
         proc: Path,
     ) -> None:
         self.gpu = gpu
-        self._lock, self._read_lock = lock, read_lock
+        self._lock = lock
         self._handle = handle
         read = [row for row in metrics if row.nvml and not isinstance(row.nvml, PerProcess | Buffered)]
         self._metrics = [row for row in read if not row.instead_of]
@@ -271,10 +270,6 @@ class NvmlDevice(Device):
         return Handle(nvml_handle, self.gpu, metrics, self._lock, take_sample=gpm, links=links, labels=labels)
 
     def read(self, paces: frozenset[Pace]) -> Reading:
-        with self._read_lock:
-            return self._read(paces)
-
-    def _read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         # checked twice, so that one misread UUID does not lose the GPU
@@ -328,9 +323,8 @@ class NvmlDevice(Device):
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
-        with self._read_lock:
-            for handle in self._handles():
-                spans.update(handle.read_means(values, failed))
+        for handle in self._handles():
+            spans.update(handle.read_means(values, failed))
         return Reading(time.monotonic(), values, None, failed, spans=spans) if values or failed else None
 
     def _list_instances_if_due(self, paces: frozenset[Pace]) -> set[Series]:

@@ -80,33 +80,26 @@ def _unload(uncounted: int) -> None:
 
 # Longer than any healthy call, shorter than the deadline of a read.
 PATIENCE = 0.5
-# Longer than a healthy read of all that changes fast.
-BRIEF = 0.05
 
 
 class DriverLock:
-    """A lock around nvmlDeviceGetFieldValues and GPM that no thread holds for longer than `patience` seconds.
+    """A lock around nvmlDeviceGetFieldValues and GPM that no thread holds for longer than PATIENCE.
 
     When such calls of four H200s (driver 580) overlapped, processes died of a segmentation fault in nvmlGpmMetricsGet.
     At that time, batches were also read past their end (`handle.LAST_FIELD`), which crashes without any overlap. Since
     that was fixed, no process has died on two H200s, with or without this lock. Other NVML clients serialise these
     calls, too. A holder that takes longer is stuck in the kernel, where it races with no other thread, so the next
     thread proceeds: a wedged GPU delays the others once.
-
-    A second lock, with BRIEF, is around whole reads, because threads that call the driver at the same time spend CPU
-    waiting for each other. For two H200s that are read at the same time, it saves about a tenth of a read, little more
-    than the noise; it was not measured with more GPUs.
     """
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._free = threading.Condition()
         self._holder: int | None = None
         self._since = 0.0
 
     def __enter__(self) -> None:
         with self._free:
-            while self._holder is not None and (left := self._since + self._patience - time.monotonic()) > 0:
+            while self._holder is not None and (left := self._since + PATIENCE - time.monotonic()) > 0:
                 self._free.wait(left)
             self._holder, self._since = threading.get_ident(), time.monotonic()
 
@@ -140,7 +133,7 @@ class NvmlSource(Source):
         self._opened = 0
         self._system: Labels = ()
         self._count = 0
-        self._lock, self._read_lock = lock or DriverLock(), lock or DriverLock(BRIEF)
+        self._lock = lock or DriverLock()
 
     def open(self) -> None:
         with _library():
@@ -174,7 +167,7 @@ class NvmlSource(Source):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _identify(handle, index, self._system)
-            device = NvmlDevice(handle, gpu, metrics, self._lock, self._read_lock, self._procfs)
+            device = NvmlDevice(handle, gpu, metrics, self._lock, self._procfs)
             port = pcie_port(self._sysfs, self._procfs, gpu.pci_bus_id)
             device.pcie_port = port and pcie_capacity(*port)
             return device

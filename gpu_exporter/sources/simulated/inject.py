@@ -233,7 +233,8 @@ class InjectedDevice(Device):
             read = m.GAUGES_OF_SAMPLES.get(metric, metric)
             origin = answered.get(read, read if read in self._idle else None)
             if origin is not None and not {metric, read} & set(injected.absent):
-                self._rows[metric.pace].append((Series(metric, gpu), origin))
+                pace = m.POWER.pace if origin is m.ENERGY else metric.pace
+                self._rows[pace].append((Series(metric, gpu), origin))
         present = {series.metric for rows_of_pace in self._rows.values() for series, _ in rows_of_pace}
         self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in present), NOT_SUPPORTED)
         _warn(injected, metrics)

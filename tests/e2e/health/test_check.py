@@ -155,7 +155,7 @@ def test_a_library_that_hangs(driver: FakeDriver) -> None:
     ended = run("check", env=driver.environment)
     assert (ended.returncode, ended.stdout) == (
         1,
-        "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`\n",
+        "unknown: calls of the driver hang for all GPUs: a fault of the driver (`dmesg | grep -i nvrm` on the node)\n",
     )
 
 

@@ -9,28 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from gpu_exporter.catalogue.metrics import ENERGY_JOULES as ENERGY
-from gpu_exporter.catalogue.peer_series import NVIDIA_GPU_EXPORTER, PEERS, WITHOUT, PeerExporter, load
+from gpu_exporter.catalogue.peer_series import WITHOUT, PeerExporter, load
 from gpu_exporter.migration.promql import parse, selectors
 from gpu_exporter.migration.rewrite import rewrite
-from tests import ROOT
 from tests.conftest import Serve
-from tests.support.peer_pages import NODE, divided, loaded
-from tests.support.prometheus import Prometheus, scraping
-from tests.support.tools import until
+from tests.support.peer_pages import DATA, GPU, MIG, NODE, page_of, scraped
+from tests.support.prometheus import Prometheus
 
-DATA = ROOT / "tests" / "data"
 SERIES = load()
 QUERIES: Sequence[str] = [json.loads(line)["query"] for line in (DATA / "peer_queries.jsonl").read_text().splitlines()]
 REWRITTEN = {query: new.text for query in QUERIES if (new := rewrite(query, SERIES)) and new.done}
-# The job of an exporter with a GPU in MIG mode.
-MIG = "mig"
 UUIDS = [f"00000000-0000-0000-0000-{gpu:012d}" for gpu in range(2)]
 # Values that differ by less are the same: nvitop-exporter's share of the memory includes the driver's reserve, and
 # nvidia_gpu_exporter takes NVML's KB/s of PCIe for 1000 bytes, where GPM has MiB.
@@ -42,54 +35,11 @@ NOT_COMPARED = WITHOUT | {"us", "gpu_label", "job", "__name__"}
 Samples = dict[tuple[tuple[str, str], ...], float]
 
 
-class Page(BaseHTTPRequestHandler):
-    """Serves the recorded pages."""
-
-    def do_GET(self) -> None:
-        """Answer with the page of the path."""
-        body = (DATA / self.path.strip("/")).read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture(scope="module")
 def prometheus(serve_module: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped gpu-exporter and the pages of the others, all as the same instance."""
-    folder = tmp_path_factory.mktemp("migration")
-    arguments = ("--metrics", "full", "--processes", "--interval", "200ms", "--node-name")
-    exporters = {
-        "gpu": serve_module(*arguments, NODE, env=loaded(folder / "driver").environment),
-        MIG: serve_module(*arguments, MIG, env=divided(folder / "divided").environment),
-    }
-    for exporter in exporters.values():
-        exporter.until(lambda page: len(page.values("DCGM_FI_PROF_SM_ACTIVE")) == 2)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    Thread(target=server.serve_forever, daemon=True).start()
-
-    def target(port: int, job: str) -> dict[str, Any]:
-        path = f"/{job}" if job.endswith(".prom") else "/metrics"
-        labels = {"job": job, "instance": NODE, "__metrics_path__": path}
-        return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
-
-    pages = [target(server.server_port, page_of(peer)) for peer in PEERS]
-    pages += [target(server.server_port, page_of(NVIDIA_GPU_EXPORTER, MIG))]
-    targets = [*pages, *(target(exporter.port, job) for job, exporter in exporters.items())]
-    with scraping(folder, "1s", {"static_configs": targets}) as running:
-        three = "count(count_over_time({__name__=~'gpu_energy_joules_total|nvidia_smi_energy_joules_total'}[5m]) >= 3)"
-        until(lambda: running.query(three) == [5.0], 40, "three scrapes of everything")
+    """A Prometheus that has scraped gpu-exporter and the pages of the others."""
+    with scraped(tmp_path_factory.mktemp("migration"), serve_module) as running:
         yield running
-    server.shutdown()
-    server.server_close()
-
-
-def page_of(peer: PeerExporter, which: str = "") -> str:
-    """Return the file of a recorded page, which is also its job."""
-    return f"{peer.name.replace('-', '_')}{which and '_' + which}.prom"
 
 
 def result(prometheus: Prometheus, query: str, job: str, uuid: str) -> Sequence[Mapping[str, Any]]:
@@ -138,7 +88,7 @@ def read_by(query: str) -> PeerExporter:
 def test_a_rewritten_query_returns_the_same(prometheus: Prometheus, query: str) -> None:
     """Values, and the labels that the query had before, for each GPU."""
     peer, rewritten = read_by(query), REWRITTEN[query]
-    job, which, uuids = (MIG, MIG, UUIDS[:1]) if "_mig_" in query else ("gpu", "", UUIDS)
+    job, which, uuids = (MIG, MIG, UUIDS[:1]) if "_mig_" in query else (GPU, "", UUIDS)
     for uuid in uuids:
         old = before(result(prometheus, query, page_of(peer, which), uuid), peer)
         new = after(result(prometheus, rewritten, job, peer.prefixes.get("uuid", "") + uuid), old)
@@ -157,7 +107,7 @@ def test_most_queries_return_something(prometheus: Prometheus) -> None:
         for query in REWRITTEN
         if "_mig_" not in query
         and "xid" not in query
-        and not result(prometheus, REWRITTEN[query], "gpu", f"GPU-{UUIDS[0]}")
+        and not result(prometheus, REWRITTEN[query], GPU, f"GPU-{UUIDS[0]}")
     ]
 
     assert [

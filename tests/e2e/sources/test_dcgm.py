@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -132,6 +133,18 @@ def test_ends_while_it_hangs(exporter: Watched, engine: FakeHostengine) -> None:
     exporter.until(down("stalled"))
     assert exporter.stop() == 0
     engine.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("command", ["check", "doctor", "diagnose", "once"])
+def test_commands_while_it_hangs(engine: FakeHostengine, command: str) -> None:
+    """They name the host engine, and advise nothing that ends work on the GPUs."""
+    engine.signal(signal.SIGSTOP)
+    ended = run(command, *engine.flags, env=engine.environment)
+    engine.signal(signal.SIGCONT)
+    assert ended.returncode != 0
+    said = ended.stdout + ended.stderr
+    assert "host engine" in said
+    assert not re.search("reboot|drain|lost", said, re.IGNORECASE), said
 
 
 def test_a_gpu_is_removed_and_returns(exporter: Watched, engine: FakeHostengine) -> None:

@@ -13,6 +13,7 @@ from gpu_exporter.alerting import levels, rules
 from gpu_exporter.alerting.groups import Groups, RuleGroup
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from tests import ROOT
+from tests.support.promql import nodes
 
 GROUPS = rules.groups({})
 LEVELS = levels.split(GROUPS)
@@ -21,17 +22,6 @@ OF_NODE = {"UUID", "instance", "node"}
 CONSTANTS = "model:"
 # Scraped by the Prometheus above: kube-state-metrics, the remediation controller, inference servers.
 OF_CLUSTER = ("kube_", "gpu_remediation_", "vllm:", "sglang:", "tgi_", "nv_inference_")
-
-
-def nodes(expression: Any) -> Iterator[Any]:
-    """Yield all nodes of a parsed expression."""
-    yield expression
-    for name in ("expr", "lhs", "rhs", "param", "vector_selector"):
-        child = getattr(expression, name, None)
-        if child is not None and not isinstance(child, str):
-            yield from nodes(child)
-    for child in getattr(expression, "args", None) or ():
-        yield from nodes(child)
 
 
 def names(group: RuleGroup) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from gpu_exporter.alerting import rules, vmalert
 from gpu_exporter.alerting.groups import Rule, RuleGroup
 from gpu_exporter.catalogue.failure_modes import FLEET_CAUSES
 from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
-from tests.unit.alerting.test_levels import nodes
+from tests.support.promql import nodes
 
 GROUPS = rules.groups({})
 CHAINED = vmalert.chained(GROUPS)

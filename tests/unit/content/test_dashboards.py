@@ -18,7 +18,7 @@ from grafana_foundation_sdk.models import units
 from content import artifacts
 from content.dashboards import build as dashboards
 from content.dashboards import grafana, queries, server, tables
-from content.dashboards.frame import DARK_RED, GREY
+from content.dashboards.frame import DARK_RED, GREY, LIVE_PAGE
 from content.dashboards.mode_panels import shown
 from gpu_exporter.alerting import boards, rules, serving
 from gpu_exporter.alerting.aggregates import SHARE
@@ -251,19 +251,23 @@ def _links(value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_link_targets_exist(name: str) -> None:
-    """A dashboard with the variables of the link, or a runbook."""
+    """A dashboard with the variables of the link, a runbook, or the live page of a node of which the dashboard is."""
     by_uid = {board["uid"]: {each["name"] for each in board["templating"]["list"]} for board in BOARDS.values()}
     found = list(_links(BOARDS[name]["panels"]))
     assert found
     for link in found:
         if link.startswith(boards.RUNBOOKS.link()) or link == tables.LINKED_COLUMNS["instance"]["url"]:
             continue
+        if link == LIVE_PAGE:
+            assert "instance" in by_uid[BOARDS[name]["uid"]]
+            continue
         uid = re.match(r"/d/([a-z-]+)\?", link)
         assert uid, link
         assert set(re.findall(r"var-(\w+)=", link)) <= by_uid[uid[1]]
         assert "${__url_time_range}" in link
         assert "${cluster:queryparam}" in link
-    (dropdown,) = BOARDS[name]["links"]
+    dropdown, *pages = BOARDS[name]["links"]
+    assert [page["url"] for page in pages] == ([LIVE_PAGE] if name in ("node", "gpu") else [])
     assert (dropdown["asDropdown"], dropdown["includeVars"], dropdown["keepTime"]) == (True, True, True)
     assert all(set(dropdown["tags"]) <= set(board["tags"]) for board in BOARDS.values())
     text = json.dumps(BOARDS[name])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes import distributed
 from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
 from gpu_exporter.diagnosis.report import as_dict
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
-from gpu_exporter.diagnosis.window import samples_by_name, seen
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
+from gpu_exporter.diagnosis.window import seen
 from tests import PACKAGED_RECORDINGS
 
 SECONDS = 5.0
+STRAGGLERS = set(distributed.STRAGGLERS)
 LABELS = {"gpu": "0", "UUID": "GPU-0"}
 
 
@@ -49,8 +51,50 @@ def test_the_diagnosis_is_that_of_the_last_seconds() -> None:
 
 
 def _judged(gpu: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what must be equal."""
-    return gpu["UUID"], gpu["class"], gpu["evidence"], gpu["time"], [mode["name"] for mode in gpu["modes"]]
+    """Return what must be equal. After its begin, a job has stragglers later than in a window of its own."""
+    modes = [mode["name"] for mode in gpu["modes"] if mode["name"] not in STRAGGLERS]
+    return gpu["UUID"], gpu["class"], gpu["evidence"], gpu["time"], modes
+
+
+WORKS = {
+    m.GR_ENGINE_ACTIVE: 0.95,
+    m.SM_ACTIVE: 0.7,
+    m.TENSOR_ACTIVE: 0.4,
+    m.DRAM_ACTIVE: 0.3,
+    m.NVLINK_TX: 2e10,
+    m.NVLINK_RX: 2e10,
+}
+
+
+def stragglers(begins: Sequence[float], engines: Sequence[float], idle: float) -> dict[float, set[str]]:
+    """Return the stragglers by the seconds since the first rank began to work, with what each begins with, and its
+    engine activity. Before, all are idle."""
+    rolling, found = RollingWindow(20.0, job="job"), {}
+    for at in range(int(idle) + 60):
+        samples = [
+            ScrapedSample(metric.name, {"UUID": f"GPU-{rank}", "gpu": str(rank)}, value * (at >= idle + begin))
+            for rank, (begin, engine) in enumerate(zip(begins, engines, strict=True))
+            for metric, value in {**WORKS, m.GR_ENGINE_ACTIVE: engine}.items()
+        ]
+        rolling.add(1.7e9 + at, samples_by_name(samples))
+        found[at - idle] = {
+            each.identity.gpu
+            for each in diagnose(rolling.recent())
+            if STRAGGLERS & {match.mode.name for match in each.matches}
+        }
+    return found
+
+
+@pytest.mark.parametrize("idle", [0.0, 60.0])
+def test_ranks_that_begin_at_different_times(idle: float) -> None:
+    assert not any(stragglers([0.0, 1.0, 0.0, 6.0], [0.95] * 4, idle).values())
+
+
+@pytest.mark.parametrize("idle", [0.0, 60.0])
+def test_a_straggler_is_found_after_a_whole_window(idle: float) -> None:
+    found = stragglers([0.0, 1.0, 0.0, 2.0], [0.95, 0.95, 0.95, 0.6], idle)
+    assert min(seconds for seconds, ranks in found.items() if ranks) == pytest.approx(22, abs=1)
+    assert found[50] == {"3"}
 
 
 def test_old_points_are_dropped() -> None:

@@ -13,8 +13,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Ramp
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
-from gpu_exporter.diagnosis.window import samples_by_name
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
 from tests.rules.loops import COUNTER, Loop, Story, Stretch, changed, paused, scaled
 
 LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -115,6 +114,27 @@ def test_a_straggler_in_words() -> None:
         "restarts of this rank: 2",
         "its phase backward takes 0.1 s longer in each step",
     ]
+
+
+@pytest.mark.parametrize(("seconds", "slow"), [(4, set()), (8, {"3"})])
+def test_a_straggler_of_few_steps(seconds: float, slow: set[str]) -> None:
+    """Two steps a second: the first ones differ by chance, and ten are needed for a verdict within 20 s."""
+    story = [Stretch(seconds / 60, TrainingLoop("job", own=1.25))]
+    assert found(story) == {rank: {"GpuJobStraggler"} for rank in slow}
+
+
+@pytest.mark.parametrize(("seconds", "slow"), [(8, set()), (70, {"3"})])
+def test_a_straggler_whose_self_time_is_measured_in_one_of_eight_steps(seconds: float, slow: set[str]) -> None:
+    usual = scaled(TrainingLoop("job"), "self_seconds", 1 / 8)
+    stretch = scaled(TrainingLoop("job", own=1.25), "self_seconds", 1 / 8)
+    assert found([Stretch(2, usual), Stretch(seconds / 60, stretch)]) == {rank: {"GpuJobStraggler"} for rank in slow}
+
+
+def test_a_rank_is_not_slow_for_its_waiting() -> None:
+    loop = scaled(TrainingLoop("job", own=1.25), 'phase="backward"', 0.1)
+    loop = scaled(loop, 'phase="waiting".*rank="3"|rank="3".*phase="waiting"', 2.0)
+    (finding,) = findings(judged([Stretch(1, loop)])["3"])
+    assert not [text for text in finding["evidence"] if "phase waiting" in text]
 
 
 def steps_until(minutes: float) -> Loop:

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.doctor import examine, machine
+from gpu_exporter.health import check
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, FindingLevel, as_dict
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Device, Source
 from gpu_exporter.sources.nvml.bindings import bindings
 from gpu_exporter.sources.subset import Subset
@@ -385,3 +387,13 @@ def test_findings_of_a_source_that_is_lost(source: Source) -> None:
 
     driver = Finding("driver", FAIL, "no GPU can be read: no driver", "install one")
     assert [finding for finding in findings if finding in (FOUND, driver)] == [FOUND, driver]
+
+
+@pytest.mark.parametrize(("source", "who"), [("dcgm", "host engine"), ("nvml", "driver")])
+def test_a_source_that_never_listed_a_gpu(source: str, who: str) -> None:
+    """It hangs, of a real host engine even longer than commands wait: this says who, and nothing about the GPUs."""
+    silent = Snapshot(1.0, source)
+    for said in ("\n".join(map(str, examine.judge(silent))), "\n".join(check.lines(check.report(silent)))):
+        assert who in said
+        assert "reboot" not in said
+    assert check.report(silent).exit_code == 1

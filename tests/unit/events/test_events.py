@@ -126,6 +126,16 @@ def test_the_classic_gauge_has_the_last_code() -> None:
     assert found[m.XID_ERRORS] == 45
 
 
+def test_rows_are_made_anew_only_if_one_changes() -> None:
+    events = log()
+    events.registered(GPU, 100)
+    kernel(events, 31, 101)
+    before = events.samples([GPU], True)
+    assert events.samples([GPU], True) is before
+    kernel(events, 31, 102)
+    assert {value for _, _, value, _ in events.samples([GPU], True)} - {value for _, _, value, _ in before} == {102, 2}
+
+
 def test_an_unknown_code_is_of_unknown_kind() -> None:
     events = log()
     kernel(events, 4711, 1)

@@ -175,6 +175,15 @@ def test_a_rank_ends_while_others_train() -> None:
     assert ended(store, 33.0) == []
 
 
+def test_a_loop_that_has_ended_does_not_stand_still() -> None:
+    """Its sums are shown for a while, the time of its last step for the seconds in which it may connect again."""
+    store = RankStore()
+    take(store)
+    store.close("a")
+    shown = [[state.stepped_at is None for _, state in store.shown(now)] for now in (4.0, 6.0, 29.0, 31.0)]
+    assert shown == [[False], [True], [True], []]
+
+
 def test_ranks_that_end_together_have_not_ended_while_others_train() -> None:
     store = RankStore()
     for rank in range(3):

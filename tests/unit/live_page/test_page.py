@@ -19,6 +19,7 @@ from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.live_page import page
+from gpu_exporter.live_page.node_list import ListedNode
 from gpu_exporter.live_page.page import PAGE_POLICY
 from gpu_exporter.pipeline.pages import Pages
 from tests.support.tools import LIMIT
@@ -129,10 +130,23 @@ def test_the_strip_knows_all_classes_of_useful_work() -> None:
     assert named <= {bottleneck.name for bottleneck in BOTTLENECKS}
 
 
+LISTED = ListedNode("/nodes/a", "a", None, "no metrics yet")
+
+
 def test_links_to_the_dashboards() -> None:
     """Of the node in the page, of GPUs and jobs for the scripts. Without the address of Grafana, there are none."""
     body = page.load_page("https://grafana.example/g").of_node("node <1>", {})
     assert '<a href="https://grafana.example/g/d/gpu-node?var-node=node%20%3C1%3E">' in body
     assert 'data-gpu-board="https://grafana.example/g/d/gpu-gpu?var-node=node%20%3C1%3E&amp;var-gpu={gpu}"' in body
     assert "/d/gpu-job?var-namespace={namespace}&amp;var-workload={workload}" in body
-    assert "board" not in page.load_page().of_node("node", {})
+    nodes = page.load_page("https://grafana.example/g").of_nodes([LISTED], {})
+    assert '<a href="https://grafana.example/g/d/gpu-fleet">Dashboard of all nodes</a>' in nodes
+    runbook = page.load_page("https://grafana.example").of_runbook("GpuLost", "", "/d/gpu-gpu", is_index=False)
+    assert '<a href="https://grafana.example/d/gpu-gpu">Dashboard</a>' in runbook
+    without = page.load_page()
+    for body in (
+        without.of_node("node", {}),
+        without.of_nodes([LISTED], {}),
+        without.of_runbook("", "", "/d/gpu-gpu", is_index=True),
+    ):
+        assert "board" not in body

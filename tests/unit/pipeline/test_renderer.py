@@ -122,6 +122,30 @@ def test_a_line_follows_its_value() -> None:
     assert [body.split()[-1] for body in bodies] == [b"1.5", b"2", b"2", b"700.25"]
 
 
+SERIES = [Series(row, Gpu(gpu, f"GPU-{gpu}")) for gpu in range(2) for row in (m.POWER, m.UP, m.GPU_TEMP)]
+SNAPSHOTS = st.lists(st.tuples(st.sampled_from(SERIES), st.integers(0, 2)), unique_by=lambda pair: pair[0])
+
+
+@given(st.lists(SNAPSHOTS, max_size=5))
+def test_a_page_does_not_depend_on_those_before(snapshots: list[list[tuple[Series, int]]]) -> None:
+    """Values change, and series come, go and change places."""
+    renderer = Renderer("n")
+    for samples in snapshots:
+        snapshot = Snapshot(0, "", tuple(Sample(*sample) for sample in samples))
+        assert renderer.render(snapshot).body(TEXT) == Renderer("n").render(snapshot).body(TEXT)
+
+
+def test_only_families_with_a_new_value_are_rendered() -> None:
+    """Pages share the others."""
+    renderer, power, up = Renderer("n"), *(Series(row, Gpu(0, "GPU-0")) for row in (m.POWER, m.UP))
+    for value in (1.0, 2.0):
+        before = dict(renderer._bodies)
+        renderer.render(Snapshot(0, "", (Sample(power, value), Sample(up, 1.0))))
+
+    assert renderer._bodies[m.UP.name] is before[m.UP.name]
+    assert renderer._bodies[m.POWER.name] != before[m.POWER.name]
+
+
 def test_values_as_labels_follow_the_values() -> None:
     """They are on every classic series of their own GPU, and lines whose value is the same get the new label, too."""
     shown = Selection((), {m.POWER.name: own_family(m.POWER), m.UP.name: own_family(m.UP)})

@@ -11,6 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.pipeline import workers as workers_module
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.gpu_state import GpuStates
 from gpu_exporter.pipeline.settings import CollectionPlan, CollectionSettings, make_plan
@@ -73,9 +74,10 @@ class Node:
 
     def tick(self) -> list[int]:
         """Tick once; return which workers were woken."""
-        awaited = self.workers.wake_idle()
-        self.workers.wait([worker for worker in awaited if self.source.gates[worker.index].is_set()], 30)
-        return [worker.index for worker in awaited]
+        idle = self.workers.read_instant()
+        self.workers.read_in_turn(idle, 0.0)
+        self.workers._wait([worker for worker in idle if self.source.gates[worker.index].is_set()], 30)
+        return [worker.index for worker in idle]
 
     def stop(self) -> None:
         """Open the gates, and end all threads."""
@@ -196,6 +198,34 @@ def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptu
     node.source.gates[1].set()
     assert node.workers.wait_idle(30)
     assert stuck.reason == ""
+
+
+def test_gpus_are_read_one_after_another(node: Node) -> None:
+    """The second read waits for the first, unless that takes longer than BRIEF; the clock does not wait for ever."""
+    node.tick()
+    first, second = (node.source.latest[index].reading for index in range(2))
+
+    def read(timeout: float) -> threading.Thread:
+        first.clear()
+        second.clear()
+        node.source.gates[0].clear()
+        thread = threading.Thread(target=node.workers.read_in_turn, args=(node.workers.read_instant(), timeout))
+        thread.start()
+        assert first.wait(LIMIT)
+        return thread
+
+    with pytest.MonkeyPatch.context() as patient:
+        patient.setattr(workers_module, "BRIEF", LIMIT)
+        reading = read(LIMIT)
+        assert not second.wait(0.1)
+        node.source.gates[0].set()
+        reading.join(LIMIT)
+        assert second.is_set()
+
+    read(0.1).join(LIMIT)
+    assert second.wait(LIMIT)
+    node.source.gates[0].set()
+    assert node.workers.wait_idle(30)
 
 
 def test_a_late_reading_of_a_gpu_that_moved_is_dropped(node: Node) -> None:

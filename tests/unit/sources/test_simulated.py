@@ -173,12 +173,13 @@ def test_profiling_values_need_two_reads() -> None:
 
 
 def test_only_due_metrics_are_read() -> None:
-    """Each pace has its own metrics."""
+    """Each pace has its own metrics, but for energy, whose real counter rises with the power between its reads."""
     fleet = Fleet()
     device = fleet.attach()
     device.read(frozenset(Pace))
     fleet.now += 1
-    assert {metric.pace for metric in values(device.read(frozenset({Pace.FAST})))} == {Pace.FAST}
+    fast = values(device.read(frozenset({Pace.FAST})))
+    assert {metric for metric in fast if metric.pace is not Pace.FAST} == {m.ENERGY, m.ENERGY_JOULES}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -303,25 +303,30 @@ def test_waits_of_the_gpu(
         assert "self" not in message
 
 
-@pytest.mark.parametrize(("seconds", "one_of"), [(0.02, 32), (0.2, 8), (2.0, 1)])
+@pytest.mark.parametrize(
+    ("seconds", "collectives", "one_of"), [(0.02, 1, 32), (0.02, 80, 128), (0.2, 1, 8), (0.2, 80, 8), (2.0, 1, 1)]
+)
 def test_collectives_are_measured_in_some_steps(
-    distributed: ModuleType, time: Time, monkeypatch: pytest.MonkeyPatch, seconds: float, one_of: int
+    distributed: ModuleType, time: Time, monkeypatch: pytest.MonkeyPatch, seconds: float, collectives: int, one_of: int
 ) -> None:
     cuda = Cuda(monkeypatch, distributed.__dict__["torch"])
     monkeypatch.setattr(clocks, "perf_counter", time)
     original, replaced = cuda.event.wait, []
     timer = StepTimer("job")
     timer.watch(Module())
-    for _ in range(100):
+    for _ in range(400):
         with timer.step():
             replaced.append(cuda.event.wait is not original)
             cuda.gpu.launch(seconds / 2)
-            time.pass_(1e-4)
-            cuda.wait(FSDP, "main")
-            cuda.gpu.queued += seconds / 2 - 0.1
+            for _ in range(collectives):
+                time.pass_(1e-4)
+                cuda.wait(FSDP, "main")
+                cuda.gpu.queued -= 0.1
+            cuda.gpu.queued += seconds / 2
             time.pass_(1e-4)
         cuda.gpu.arrived = cuda.gpu.queued
     timer.close()
-    late = replaced[32:]
-    assert late.count(True) == len(range(32 if one_of > 1 else 0, 100 if one_of > 1 else 68, one_of))
+    assert [number for number, was in enumerate(replaced) if was and number >= 8] == [
+        number for number in range(8, 400) if number % one_of == 0
+    ]
     assert cuda.event.wait is original

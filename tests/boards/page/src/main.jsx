@@ -120,6 +120,7 @@ function Content({ panel, frames, range, marks, width, height }) {
   }
   switch (panel.type) {
     case 'stat': return <Stat panel={panel} frames={frames} width={width} height={height} />;
+    case 'gauge': // Grafana's library does not export its gauge.
     case 'bargauge': return <Bars panel={panel} frames={frames} width={width} height={height} />;
     case 'table': {
       const data = frames[options.frameIndex ?? 0] ?? frames[0];
