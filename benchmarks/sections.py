@@ -373,6 +373,8 @@ def live_page(numbers: Numbers) -> Shown:
     rows = []
     for name, words in ways.items():
         rounds = [row for row in numbers["rows"] if row["name"] == name]
+        if not rounds:  # of an older benchmark
+            continue
         cpu, rss, p50, p99 = (median(row[key] for row in rounds) for key in ("cpu", "rss_mib", "p50", "p99"))
         rows.append((words, percent(cpu, 2), f"{rss:.1f} MiB", f"{p50:.1f} ms, {p99:.1f} ms"))
     head = (f"gpu-exporter on {_by(numbers['gpus'], 'GPU')}", "CPU (of one core)", "memory", "a scrape: p50, p99")

@@ -188,9 +188,8 @@ def _row(rank: RankTotals) -> tuple[str, ...]:
 
 
 def _straggles(rank: RankTotals) -> str:
-    if rank.note or rank.excess:
-        return ", ".join(filter(None, ("straggler" if rank.excess else "", rank.note)))
-    return f"straggler for {duration(rank.straggled)}" if rank.straggled else ""
+    straggles = f"straggler for {duration(rank.straggled)}" if rank.straggled else "straggler" if rank.excess else ""
+    return ", ".join(filter(None, (straggles, rank.note)))
 
 
 def page(history: PastJob, price: float | None = None) -> str:

@@ -95,8 +95,8 @@ class JobUsage:
         if not self._gpus or not (now or at - self._start >= USAGE_SECONDS or at < self._start):
             return None
         usage = self.so_far(at)
-        places = {key for key, _ in self._gpus}
-        self._sums = {key: sums for key, sums in self._sums.items() if key[0] in places}
+        ranks = {((gpu.UUID, gpu.GPU_I_ID), gpu.job_id, gpu.rank) for gpu in self._gpus.values()}
+        self._sums = {key: sums for key, sums in self._sums.items() if key in ranks}
         self._gpus = {}
         return usage
 

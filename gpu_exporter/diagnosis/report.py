@@ -89,11 +89,11 @@ def notes(result: DiagnosisResult) -> Iterator[str]:
 def report_lines(result: DiagnosisResult, *, every: bool, verbose: bool, price: float | None) -> Iterator[str]:
     """Yield the whole report, one line for each statement. `every` and `verbose` are those of `lines`."""
     yield from (line for line, _ in beginning(result))
+    if nodes := nodes_report(result):
+        yield from nodes.lines()
     # Without a GPU that can be judged, there is one empty line.
     code = result.profile_lines
     yield from list(lines(result.diagnoses, every=every, verbose=verbose, price=price, code=code)) or [""]
-    if nodes := nodes_report(result):
-        yield from nodes.lines()
     yield from (line for line, _ in end(result, price))
 
 

@@ -23,6 +23,7 @@ from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.gather import WatchedScrapes
 from gpu_exporter.diagnosis.job_history import CLOCK_SECONDS
 from gpu_exporter.diagnosis.masking import DiagnosisNames
+from gpu_exporter.diagnosis.presence import OF_PRESENCE
 from gpu_exporter.diagnosis.remote_scrapes import is_prometheus, is_read, scraped
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, node_of
 from gpu_exporter.diagnosis.text_format import TextParser
@@ -31,6 +32,7 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 
 AT_ONCE = 16
+HANGS_SECONDS = 5.0
 # A note names at most so many nodes.
 MOST_NAMES = 4
 _READ_BESIDES = frozenset((m.BUILD_INFO.name, m.NCCL_BUS.name))
@@ -78,21 +80,21 @@ def watch_nodes(
     seconds = seconds or gather.WATCH_SECONDS
     gather.watchable(seconds)
     nodes = [_WatchedNode(remote) for remote in remotes]
-    begin = time.monotonic()
     with ThreadPoolExecutor(min(AT_ONCE, len(nodes))) as pool:
         list(pool.map(_WatchedNode.begin, nodes))
         watched = [node for node in nodes if node.scrapes]
         if not watched:
             further = f" (and {len(nodes) - 1} more nodes)" if len(nodes) > 1 else ""
             raise GpuExporterError(f"no node answers: {nodes[0].problem}{further}")
+        begin = time.monotonic()  # those that do not answer have taken their time
         while time.monotonic() < begin + seconds and not stop.wait(gather.TICK_SECONDS):
-            list(pool.map(_WatchedNode.scrape, watched))
+            list(pool.map(_WatchedNode.scrape, [node for node in watched if not node.hangs]))
     first: dict[frozenset[str], _WatchedNode] = {}
     for node in watched:
-        first.setdefault(node.uuids, node)
+        first.setdefault(node.identity, node)
     distinct = list(first.values())
     scrapes = list(merge(*(node.aligned() for node in distinct), key=attrgetter("at")))
-    notes = [*_notes(nodes, distinct), *(_same(node, first[node.uuids]) for node in watched if node not in distinct)]
+    notes = [*_notes(nodes, distinct), *(_same(node, first[node.identity]) for node in watched if node not in distinct)]
     missing = sum(bool(node.problem) for node in nodes)
     several = SeveralNodes(notes, missing, {node.name: found for node in distinct if (found := node.collectives())})
     exporters = f"{len(distinct)} {'exporter' if len(distinct) == 1 else 'exporters'}"
@@ -107,7 +109,8 @@ class _WatchedNode:
         self.remote = replace(remote, url=exporter_url(remote.url))
         self.instance = re.sub(r"^https?://", "", self.remote.url).rstrip("/")
         self.name, self.version, self.problem = "", "", ""
-        self.ahead, self.scrapes, self.uuids = -math.inf, list[Scrape](), frozenset[str]()
+        self.ahead, self.scrapes, self.identity = -math.inf, list[Scrape](), frozenset({self.instance})
+        self.hangs = False
         self._parse = TextParser(lambda name: is_read(name) or name in _READ_BESIDES)
 
     def begin(self) -> None:
@@ -116,12 +119,13 @@ class _WatchedNode:
         if not self.scrapes:
             return
         samples = self.scrapes[0].samples
-        self.uuids = frozenset(sample.labels.get("UUID", "") for sample in samples) - {""}
+        uuids = frozenset(sample.labels.get("UUID", "") for sample in samples) - {""}
+        self.identity = uuids or self.identity
         self.name = next(filter(None, (node_of(sample.labels) for sample in samples)), "") or self.instance
         self.version = next(
             (sample.labels.get("version", "") for sample in samples if sample.name == m.BUILD_INFO.name), ""
         )
-        if not self.uuids:
+        if not uuids and not any(sample.name in OF_PRESENCE for sample in samples):
             self.scrapes.clear()
             self.problem = f"{self.remote.url}: no GPU found; `gpu-exporter doctor` on the node says why"
             if self._is_prometheus():
@@ -134,11 +138,12 @@ class _WatchedNode:
             return False
 
     def scrape(self) -> None:
-        """Scrape it once more."""
+        """Scrape it once more. One that hangs delays all others, and is not asked again."""
+        begin = time.monotonic()
         try:
             scrape = scraped(self.remote, self._parse)
         except GpuExporterError as error:
-            self.problem = str(error)
+            self.problem, self.hangs = str(error), time.monotonic() > begin + HANGS_SECONDS
             return
         self.problem, self.ahead = "", max(self.ahead, scrape.at - time.time())
         if not self.scrapes or scrape.at > self.scrapes[-1].at:
@@ -177,7 +182,8 @@ def _notes(nodes: Sequence[_WatchedNode], watched: Sequence[_WatchedNode]) -> It
         by_version[node.version].append(node.name)
     if len(by_version) > 1:
         for version, names in sorted(by_version.items()):
-            what = f"gpu-exporter {printable(version, 40)}" if version else "another exporter than gpu-exporter"
+            safe = printable(version, 40).replace("{", "{{").replace("}", "}}")
+            what = f"gpu-exporter {safe}" if version else "another exporter than gpu-exporter"
             yield NodeNote(f"versions differ, and others may lack signals: {what} on {{}}", tuple(names))
     for node in watched:
         if abs(node.ahead) > CLOCK_SECONDS:

@@ -32,6 +32,9 @@ def report_lines(
     """Yield the whole report, its sentences wrapped to `width` columns."""
     yield from _sentences(report.beginning(result), width, style)
     yield ""
+    if nodes := report.nodes_report(result):
+        yield from nodes.lines()
+        yield ""
     yield from lines(
         result.diagnoses,
         result.window,
@@ -42,9 +45,6 @@ def report_lines(
         price=price,
         code=result.profile_lines,
     )
-    if nodes := report.nodes_report(result):
-        yield ""
-        yield from nodes.lines()
     yield ""
     yield from _sentences(report.end(result, price), width, style)
 

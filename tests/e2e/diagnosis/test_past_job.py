@@ -57,7 +57,7 @@ class SimulatedNode:
     def __init__(self, number: int, kept: KeptHistory) -> None:
         self.number, self.kept, self._watch = number, kept, Watch()
         self.gpus = [Gpu(index, f"GPU-{number}-{index}", model="NVIDIA H200") for index in range(GPUS)]
-        self._steps, self._series = 0.0, dict[tuple[object, ...], Series]()
+        self._steps, self._own, self._series = 0.0, defaultdict[int, float](float), dict[tuple[object, ...], Series]()
 
     def _sample(
         self, metric: Metric, gpu: Gpu, labels: tuple[tuple[str, str], ...], value: float, part: str = ""
@@ -71,6 +71,9 @@ class SimulatedNode:
         runs = minute < 55 or 60 <= minute < 75
         if runs and not 45 <= minute < 55:
             self._steps += 10 / STEP
+            for gpu in self.gpus:
+                is_slow = (self.number, gpu.index) == STRAGGLER and 10 <= minute < 30
+                self._own[gpu.index] += (1.6 if is_slow else 1.0) * 10 / STEP
         for gpu in self.gpus:
             values = load(self.number, gpu.index, minute)
             statuses.append(GpuStatus(gpu, values is not None, "" if values else "gpu_lost"))
@@ -83,14 +86,13 @@ class SimulatedNode:
                 rank = self.number * GPUS + gpu.index
                 who = (("job_id", "llm-7b"), ("rank", str(rank)))
                 pod = (("namespace", "ml"), ("pod", f"train-{rank}"), ("workload", "train"))
-                own = 1.6 if (self.number, gpu.index) == STRAGGLER else 1.0
                 samples += [
                     self._sample(m.POD_INFO, gpu, pod, 1.0),
                     self._sample(m.JOB_RANK_INFO, gpu, who, 1.0),
                     self._sample(m.JOB_STEP, gpu, who, self._steps, "_count"),
                     self._sample(m.JOB_STEP, gpu, who, self._steps * STEP, "_sum"),
                     self._sample(m.JOB_SELF, gpu, who, self._steps, "_count"),
-                    self._sample(m.JOB_SELF, gpu, who, self._steps * own, "_sum"),
+                    self._sample(m.JOB_SELF, gpu, who, self._own[gpu.index], "_sum"),
                     self._sample(m.JOB_ACTIVITY, gpu, (*who, ("activity", "training")), self._steps * STEP),
                 ]
         return Snapshot(BEGIN + seconds, "nvml", tuple(samples), tuple(statuses))
@@ -138,7 +140,8 @@ def urgent(history: PastJob) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def test_the_incidents_of_all_nodes_in_order(nodes: Sequence[NodeHistory]) -> None:
     straggler, lost = [each for each in past_job(nodes).incidents if each.severity != "info"]
-    assert urgent(past_job(nodes)) == [("GpuStragglerStarved", [("node-3", "5")]), ("GpuLost", [("node-6", "2")])]
+    assert urgent(past_job(nodes)) == [("GpuJobStraggler", [("node-3", "5")]), ("GpuLost", [("node-6", "2")])]
+    assert "GpuStragglerStarved" in straggler.explains
     assert straggler.start == pytest.approx(BEGIN + 10 * MINUTE, abs=60)
     assert straggler.end == pytest.approx(BEGIN + 30 * MINUTE, abs=60)
     assert len(straggler.hit) == 63
@@ -168,7 +171,9 @@ def test_text_json_and_page(nodes: Sequence[NodeHistory]) -> None:
     assert "Straggler: rank 29 on node-3 GPU 5" in text
     assert "USD" in text
     found = json.loads(json.dumps(job_report.as_json(past_job(nodes), 2.0)))
-    assert found["ranks"][29]["excess_seconds"] == pytest.approx(0.6)
+    # 0.6 s more in 20 of 60 minutes.
+    assert found["ranks"][29]["excess_seconds"] == pytest.approx(0.2, abs=0.01)
+    assert found["ranks"][29]["straggler_seconds"] == pytest.approx(20 * MINUTE, abs=60)
     page = job_report.page(past_job(nodes))
     assert "GpuStragglerStarved" in page
     assert "<script>" not in page
@@ -290,7 +295,7 @@ def test_the_command(exporters: Sequence[str], tmp_path: Path) -> None:
     assert "GpuLost" in report.read_text()
     found = json.loads(diagnosed("--job", "train", *urls, *PERIOD, "--json")[1])
     assert [each["cause"] for each in found["incidents"] if each["severity"] != "info"] == [
-        "GpuStragglerStarved",
+        "GpuJobStraggler",
         "GpuLost",
     ]
 

@@ -18,7 +18,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import gather, html_page, report
+from gpu_exporter.diagnosis import gather, html_page, report, terminal_report
 from gpu_exporter.diagnosis.request import DiagnosisRequest, diagnose_request
 from gpu_exporter.diagnosis.result import DiagnosisResult
 from gpu_exporter.http.client import Remote
@@ -42,6 +42,8 @@ class SimulatedExporter:
     ahead: float = 0.0
     version: str = "1.0"
     pods: bool = True
+    job: str = "llm-7b"
+    loops: bool = True
     further: Sequence[str] = ()
     answers: int = SCRAPES + 5
     scrapes: int = 0
@@ -60,7 +62,9 @@ class SimulatedExporter:
                 lines.append(f'{metric}{{{device},Hostname="node-{self.number}"{labels}}} {number}')
             if self.pods:
                 lines.append(f'{m.POD_INFO}{{{device},namespace="ml",pod="train-{rank}",workload="train"}} 1')
-            loop = f'{{{device},job_id="llm-7b",rank="{rank}"}}'
+            if not self.loops:
+                continue
+            loop = f'{{{device},job_id="{self.job}",rank="{rank}"}}'
             steps = 1000.0 if self.stands_since is not None else 1000 + self.scrapes / STEP
             lines += [
                 f"{m.JOB_RANK_INFO}{loop} 1",
@@ -97,7 +101,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Diagnos
     monkeypatch.setattr(gather, "TICK_SECONDS", 0.01)
     with ExitStack() as stack:
 
-        def run(*exporters: SimulatedExporter, urls: Sequence[str] = (), one_job: bool = False) -> DiagnosisResult:
+        def run(*exporters: SimulatedExporter, urls: Sequence[str] = (), **options: Any) -> DiagnosisResult:
             remotes = [Remote(url) for url in urls]
             for exporter in exporters:
                 server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler(exporter)))
@@ -107,7 +111,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Diagnos
             monkeypatch.setattr("time.time", lambda: BEGIN + max((each.scrapes for each in exporters), default=0))
             stop = threading.Event()
             threading.Thread(target=watch, args=(exporters, stop), daemon=True).start()
-            request = DiagnosisRequest(Config(), nodes=remotes, seconds=60.0, one_job=one_job)
+            request = DiagnosisRequest(Config(), nodes=remotes, seconds=60.0, **options)
             return diagnose_request(request, stop, threading.Event())
 
         yield run
@@ -195,12 +199,12 @@ def test_links_between_the_nodes(diagnosed: Diagnosed) -> None:
 
 def test_what_is_doubtful_is_said(diagnosed: Diagnosed) -> None:
     """A node that is not there, one that stops, one of another version, and one that is given twice."""
-    exporters = [SimulatedExporter(0), SimulatedExporter(1, version="0.9", answers=12), SimulatedExporter(0)]
+    exporters = [SimulatedExporter(0), SimulatedExporter(1, version="0.9{x}", answers=12), SimulatedExporter(0)]
     result = diagnosed(*exporters, urls=["http://127.0.0.1:9"])
     notes = found(result)["notes"]
     assert [note for note in notes if note.startswith("missing: http://127.0.0.1:9: nothing listens there")]
     assert [note for note in notes if note.startswith("node-1 stopped answering: ")]
-    assert "versions differ, and others may lack signals: gpu-exporter 0.9 on node-1" in notes
+    assert "versions differ, and others may lack signals: gpu-exporter 0.9{x} on node-1" in notes
     assert [note for note in notes if note.endswith("have the same GPUs, and count once")]
     assert len(found(result)["gpus"]) == GPUS
     assert {(each["node"], each["gpus"]) for each in found(result)["absent"]} == {
@@ -219,3 +223,47 @@ def test_names_can_be_masked(diagnosed: Diagnosed) -> None:
 def test_without_any_node(diagnosed: Diagnosed) -> None:
     with pytest.raises(GpuExporterError, match=r"no node answers: http://127.0.0.1:9: .* \(and 1 more nodes\)"):
         diagnosed(urls=["http://127.0.0.1:9", "http://127.0.0.1:11"])
+
+
+def test_only_the_gpus_of_a_slurm_job(diagnosed: Diagnosed) -> None:
+    """The step timer sends its number; if no exporter knows it, all GPUs are shown, and that is said."""
+    jobs = [SimulatedExporter(number, pods=False, job=("4711", "4712")[number]) for number in range(2)]
+    of_job = diagnosed(*jobs, job="4711")
+    assert {gpu["node"] for gpu in found(of_job)["gpus"]} == {"node-0"}
+    assert [(job["job"], len(job["ranks"])) for job in found(of_job)["jobs"]] == [("4711", GPUS)]
+    assert not found(of_job)["notes"]
+    unknown = diagnosed(*(SimulatedExporter(number, pods=False) for number in range(2)), job="4711")
+    assert len(found(unknown)["gpus"]) == 2 * GPUS
+    assert [note for note in found(unknown)["notes"] if note.startswith("no exporter says which GPUs job 4711 has")]
+
+
+def test_gpus_without_a_job(diagnosed: Diagnosed) -> None:
+    """They are not compared, unless the user says that they are ranks of one job."""
+
+    def load(rank: int) -> Load:
+        return profiles.STARVED if rank == 5 else profiles.OF_STARVED
+
+    def nodes() -> list[SimulatedExporter]:
+        return [SimulatedExporter(number, load, pods=False, loops=False) for number in range(2)]
+
+    alone = diagnosed(*nodes())
+    assert not found(alone)["jobs"]
+    assert any("with --one-job" in line for line in report.report_lines(alone, every=False, verbose=False, price=None))
+    together = diagnosed(
+        *(SimulatedExporter(number, load, pods=False, loops=False) for number in range(2)), one_job=True
+    )
+    assert urgent(together) == [("GpuStragglerStarved", [("node-1", "1")])]
+    (job,) = found(together)["jobs"]
+    assert sum(rank.get("state") == "waits for others" for rank in job["ranks"]) == 7
+
+
+def test_in_a_terminal(diagnosed: Diagnosed) -> None:
+    result = diagnosed(*(SimulatedExporter(number, own=STRAGGLER) for number in range(2)))
+    lines = list(
+        terminal_report.report_lines(
+            result, width=100, style=lambda text, name: text, every=False, verbose=False, price=None
+        )
+    )
+    (slow,) = [line for line in lines if line.endswith("straggler, holds up the job")]
+    assert slow.split()[:3] == ["5", "node-1", "1"]
+    assert any(line.startswith("Nothing is known of the links between these nodes") for line in lines)

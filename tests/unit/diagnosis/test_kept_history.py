@@ -13,7 +13,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis import history_store
 from gpu_exporter.diagnosis.ended_jobs import JobReports
 from gpu_exporter.diagnosis.history_store import HistoryStore
-from gpu_exporter.diagnosis.job_usage import USAGE_SECONDS
+from gpu_exporter.diagnosis.job_usage import USAGE_SECONDS, JobUsage, rank_samples
 from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS, GpuUsage, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
@@ -179,9 +179,9 @@ def test_without_a_directory_the_last_ones_are_in_memory() -> None:
     assert kept.recent()[0].start == BEGIN + 149_000
 
 
-def loop(taken: Snapshot, steps: float) -> Snapshot:
+def loop(taken: Snapshot, steps: float, job: str = "llm") -> Snapshot:
     """Return a snapshot with the sums of a rank of a training loop on GPU 0."""
-    gpu, who = Gpu(0, "GPU-0"), (("job_id", "llm"), ("rank", "0"))
+    gpu, who = Gpu(0, "GPU-0"), (("job_id", job), ("rank", "0"))
     rows: Sequence[Sample] = (
         Sample(Series(m.JOB_RANK_INFO, gpu, who), 1.0),
         Sample(Series(m.JOB_STEP, gpu, who, "_count"), steps),
@@ -204,6 +204,15 @@ def test_what_gpus_did_for_a_job_is_kept(tmp_path: Path) -> None:
     assert {(gpu.job, gpu.job_id, gpu.rank) for gpu in gpus} == {("ml/train", "llm", "0")}
     assert sum(gpu.steps for gpu in gpus) == pytest.approx(210)
     assert sum(gpu.activity["training"] for gpu in gpus) == pytest.approx(420)
+
+
+def test_what_ranks_of_jobs_before_sent_is_forgotten() -> None:
+    usage, values = JobUsage(), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    for number in range(20):
+        taken = snapshots([values], begin=BEGIN + 30 * number)
+        usage.take(watched(taken).current, rank_samples(loop(taken[-1], 1.0, f"job-{number}")), 30.0)
+        assert usage.complete(BEGIN + 30 * number, now=True)
+        assert len(usage._sums) == 1
 
 
 def test_the_answer_agrees_with_the_schema_and_hides_names(tmp_path: Path) -> None:
