@@ -89,6 +89,8 @@ CRITICAL, WARNING = (each.value for each in (Severity.CRITICAL, Severity.WARNING
 TILES, INCIDENTS, FIRST_SCREEN = 3, 9, 18
 # How many nodes the map shows: as many as it has lines for. The counts below are of all nodes.
 WORST = 14
+# How often most alerts are evaluated. A query over all alerts of a large fleet takes long, more so for finer steps.
+EVALUATED = "1m"
 # What is wrong with a node: the values 0, 1, … of the map. Of several alerts, the one with the highest value counts.
 PROBLEMS = (
     ("no alert", GREEN),
@@ -269,7 +271,12 @@ def _map(modes: Sequence[FailureMode]) -> object:
             "no alert.",
             "click the first node. *Nodes by problem* below counts all nodes.",
         ),
-        Query(f"({_problem_of_nodes(modes)}) * on (cluster, node) group_left (Order) {order}", "{{node}}", "short"),
+        Query(
+            f"({_problem_of_nodes(modes)}) * on (cluster, node) group_left (Order) {order}",
+            "{{node}}",
+            "short",
+            interval=EVALUATED,
+        ),
         PROBLEMS,
         width=13,
         height=FIRST_SCREEN - INCIDENTS,
@@ -279,7 +286,7 @@ def _map(modes: Sequence[FailureMode]) -> object:
 
 
 def _problems(modes: Sequence[FailureMode]) -> object:
-    counts = Query(f'count_values ("problem", {_problem_of_nodes(modes)})', "{{problem}}", "short")
+    counts = f'count_values ("problem", {_problem_of_nodes(modes)})'
     overrides = [
         {
             "matcher": {"id": "byName", "options": str(place)},
@@ -297,7 +304,7 @@ def _problems(modes: Sequence[FailureMode]) -> object:
             "no alert.",
             "many nodes at once: see what they have in common, such as a rack, a driver or a job.",
         ),
-        [counts],
+        [Query(counts, "{{problem}}", "short", interval=EVALUATED)],
         GraphStyle(Legend.LIST, stacked=True, overrides=overrides),
         width=8,
         height=9,
