@@ -157,8 +157,8 @@ def main() -> int:
         for screen in measure(Path(folder), chosen.history, chosen.nodes, chosen.ranks):
             screens.append(screen)
             print(
-                f"{screen.board:<8}{screen.queries:>4} queries{screen.series:>8} series"
-                f"{median(screen.seconds):>7.2f} s, at most {max(screen.seconds):.2f} s; CPU {median(screen.cpu):.2f} s",
+                f"{screen.board:<8}{screen.queries:>4} queries{screen.series:>8} series{median(screen.seconds):>7.2f} s, "
+                f"at most {max(screen.seconds):.2f} s; CPU {median(screen.cpu):.2f} s",
                 flush=True,
             )
     run.write({"nodes": chosen.nodes, "ranks": chosen.ranks, "rows": [asdict(screen) for screen in screens]})
