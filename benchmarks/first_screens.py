@@ -157,7 +157,7 @@ def main() -> int:
         for screen in measure(Path(folder), chosen.history, chosen.nodes, chosen.ranks):
             screens.append(screen)
             print(
-                f"{screen.board:<8}{screen.queries:>4} queries{screen.series:>8} series{median(screen.seconds):>7.2f} s, "
+                f"{screen.board:<6}{screen.queries:>4} queries{screen.series:>7} series{median(screen.seconds):>6.2f} s, "
                 f"at most {max(screen.seconds):.2f} s; CPU {median(screen.cpu):.2f} s",
                 flush=True,
             )
