@@ -143,6 +143,13 @@ def _count(store: Victoria, selector: str) -> int:
     return sum(int(each["value"][1]) for each in counted["result"])
 
 
+def line(screen: Screen) -> str:
+    """Return a first screen as text for the terminal."""
+    took, cpu = median(screen.seconds), median(screen.cpu)
+    what = f"{screen.board:<8}{screen.queries:>4} queries{screen.series:>8} series"
+    return f"{what}{took:>7.2f} s, at most {max(screen.seconds):.2f} s; CPU {cpu:.2f} s"
+
+
 def main() -> int:
     """Measure, print and write; return 1 if a bound is missed."""
     options = harness.options(__name__, __doc__)
@@ -156,11 +163,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for screen in measure(Path(folder), chosen.history, chosen.nodes, chosen.ranks):
             screens.append(screen)
-            print(
-                f"{screen.board:<6}{screen.queries:>4} queries{screen.series:>7} series{median(screen.seconds):>6.2f} s, "
-                f"at most {max(screen.seconds):.2f} s; CPU {median(screen.cpu):.2f} s",
-                flush=True,
-            )
+            print(line(screen), flush=True)
     run.write({"nodes": chosen.nodes, "ranks": chosen.ranks, "rows": [asdict(screen) for screen in screens]})
     slow = [screen for screen in screens if median(screen.seconds) >= MOST_SECONDS]
     return harness.exit_code(
