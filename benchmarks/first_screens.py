@@ -1,6 +1,6 @@
 """Measures how long the first screen of each dashboard takes in a large fleet with a large job, and what it reads.
 
-    python -m benchmarks.first_screens [--nodes 2000] [--ranks 1024] [--history build/boards/history]
+    python -m benchmarks.first_screens [--nodes 2000] [--ranks 1024]
 
 `make boards` keeps a history of eight simulated nodes, in which six things break. All series that a first screen reads
 are copied from there into VictoriaMetrics, three hours with a sample a minute: a node whose ranks wait for a straggler
@@ -22,7 +22,7 @@ from statistics import median
 from benchmarks import harness
 from benchmarks.dashboard import SHOWN_SECONDS, answered, read
 from benchmarks.exporter import cpu_seconds
-from benchmarks.harness import ROOT
+from benchmarks.harness import BOARDS_HISTORY
 from tests.boards import history, plan
 from tests.support.prometheus import Prometheus, scraping
 from tests.support.victoria import Labels, Samples, Victoria, victoria
@@ -155,13 +155,10 @@ def main() -> int:
     options = harness.options(__name__, __doc__)
     options.add_argument("--nodes", type=int, default=2000, help="nodes (default: %(default)s)")
     options.add_argument("--ranks", type=int, default=1024, help="ranks of the large job (default: %(default)s)")
-    options.add_argument("--history", type=Path, default=ROOT / "build/boards/history", help="made by `make boards`")
     chosen = options.parse_args()
-    if not (chosen.history / "data").exists():
-        options.error(f"{chosen.history} has no history: run `make boards` first")
     run, screens = harness.begin(__name__, chosen), list[Screen]()
     with tempfile.TemporaryDirectory() as folder:
-        for screen in measure(Path(folder), chosen.history, chosen.nodes, chosen.ranks):
+        for screen in measure(Path(folder), BOARDS_HISTORY, chosen.nodes, chosen.ranks):
             screens.append(screen)
             print(line(screen), flush=True)
     run.write({"nodes": chosen.nodes, "ranks": chosen.ranks, "rows": [asdict(screen) for screen in screens]})
