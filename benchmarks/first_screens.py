@@ -4,7 +4,8 @@
 
 `make boards` keeps a history of eight simulated nodes, in which six things break. All series that a first screen reads
 are copied from there into VictoriaMetrics, three hours with a sample a minute: a node whose ranks wait for a straggler
-until the job has enough ranks, then other nodes with jobs of their own, one in twenty of them faulty. Then each
+until the job has enough ranks, then other nodes with jobs of their own, of which one in twenty is faulty, and one in
+four has a program that could be faster. Then each
 dashboard is opened five times, without a cache: first its variables, one after another, then all queries of the panels
 in view, six at a time. Exit code 1 if the median is 2 s or more.
 """
@@ -37,7 +38,7 @@ MOST_SECONDS = 2.0
 LARGE_JOB = "llm-pretrain"
 # The nodes that are copied: of the large job, with nothing but slow code, and with a fault.
 OF_THE_JOB, USUAL, FAULTY = "node-002", "node-007", ("node-003", "node-004", "node-005", "node-006")
-FAULTY_ONE_IN = 20
+FAULTY_ONE_IN, SLOW_ONE_IN = 20, 4
 # What someone has chosen on each dashboard.
 CHOSEN: Mapping[str, Mapping[str, str]] = {
     "fleet": {},
@@ -50,11 +51,13 @@ CHOSEN: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A node that is a copy of `node`: its GPUs are ranks of the same job, from `rank` on, or have one of their own."""
+    """A node that is a copy of `node`, without its alerts if it is `quiet`. Its GPUs are ranks of the same job, from
+    `rank` on, or have one of their own."""
 
     node: str
     number: int
     rank: int | None = None
+    quiet: bool = False
 
     def labels(self, labels: Labels) -> Labels:
         """Return the labels of the copy of a series."""
@@ -95,8 +98,10 @@ def copies(nodes: int, ranks: int) -> Iterator[Copy]:
     for number, rank in enumerate(of_job, there):
         yield Copy(OF_THE_JOB, number, rank)
     for place, number in enumerate(range(there + len(of_job), nodes)):
-        faulty = place % FAULTY_ONE_IN == 0
-        yield Copy(FAULTY[place // FAULTY_ONE_IN % len(FAULTY)] if faulty else USUAL, number)
+        if place % FAULTY_ONE_IN == 0:
+            yield Copy(FAULTY[place // FAULTY_ONE_IN % len(FAULTY)], number)
+        else:
+            yield Copy(USUAL, number, quiet=place % SLOW_ONE_IN > 0)
 
 
 def series(prometheus: Prometheus) -> Iterator[tuple[Labels, Samples]]:
@@ -120,7 +125,8 @@ def multiplied(found: Iterator[tuple[Labels, Samples]], made: Sequence[Copy]) ->
         text = "\n".join(labels.values())
         node = next((node for node in of_node if node in text), "")
         for copy in of_node[node] if node else of_job.get(labels.get("workload", ""), ()):
-            yield copy.labels(labels), samples
+            if not (copy.quiet and "alertname" in labels):
+                yield copy.labels(labels), samples
 
 
 def measure(folder: Path, stored: Path, nodes: int, ranks: int) -> Iterator[Screen]:
