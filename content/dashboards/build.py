@@ -14,6 +14,7 @@ from content.dashboards.mode_panels import mode_rows
 from gpu_exporter.alerting.aggregates import NODE_GPUS
 from gpu_exporter.alerting.allocation import POD_REQUESTS
 from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, SERVER, Board
+from gpu_exporter.alerting.identity import EXPORTER
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
@@ -76,7 +77,7 @@ def _variables(board: Board) -> list[Any]:
             )
         )
     if board in OF_A_NODE:
-        exporter = f'{DEVICE_INFO}{{cluster=~"$cluster", node=~"$node"}}'
+        exporter = f'{EXPORTER}{{cluster=~"$cluster", node=~"$node"}}'
         found.append(
             grafana.Template(
                 name="instance",
