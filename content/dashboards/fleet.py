@@ -89,8 +89,6 @@ CRITICAL, WARNING = (each.value for each in (Severity.CRITICAL, Severity.WARNING
 TILES, INCIDENTS, FIRST_SCREEN = 3, 9, 18
 # How many nodes the map shows: as many as it has lines for. The counts below are of all nodes.
 WORST = 14
-# How often most alerts are evaluated. A query over all alerts of a large fleet takes long, more so for finer steps.
-EVALUATED = "1m"
 # What is wrong with a node: the values 0, 1, … of the map. Of several alerts, the one with the highest value counts.
 PROBLEMS = (
     ("no alert", GREEN),
@@ -275,7 +273,7 @@ def _map(modes: Sequence[FailureMode]) -> object:
             f"({_problem_of_nodes(modes)}) * on (cluster, node) group_left (Order) {order}",
             "{{node}}",
             "short",
-            interval=EVALUATED,
+            interval=q.EVALUATED,
         ),
         PROBLEMS,
         width=13,
@@ -304,7 +302,7 @@ def _problems(modes: Sequence[FailureMode]) -> object:
             "no alert.",
             "many nodes at once: see what they have in common, such as a rack, a driver or a job.",
         ),
-        [Query(counts, "{{problem}}", "short", interval=EVALUATED)],
+        [Query(counts, "{{problem}}", "short", interval=q.EVALUATED)],
         GraphStyle(Legend.LIST, stacked=True, overrides=overrides),
         width=8,
         height=9,
