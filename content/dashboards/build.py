@@ -11,7 +11,7 @@ from content.dashboards import cost, fleet, gpu, grafana, job, node, runbooks, s
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, OF_A_NODE, ORANGE, RED, BoardRow, dashboard
 from content.dashboards.mode_panels import mode_rows
-from gpu_exporter.alerting.aggregates import NODE_GPUS
+from gpu_exporter.alerting.aggregates import GPUS, NODE_GPUS
 from gpu_exporter.alerting.allocation import POD_REQUESTS
 from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, SERVER, Board
 from gpu_exporter.alerting.identity import EXPORTER
@@ -59,8 +59,9 @@ def _variables(board: Board) -> list[Any]:
     ]
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
-        # One series per node is cheaper than one per GPU, where it has the label.
-        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else DEVICE_INFO
+        # One series per node or workload is cheaper than one per GPU. Without the rules about costs, only Cost is empty.
+        of_owners = GPUS.record if board is COST else DEVICE_INFO
+        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else of_owners
         if board is SERVER and label != "cluster":
             known = POD_REQUESTS.record
         narrowed = f"{known}{{{chosen}}}" if chosen else known
