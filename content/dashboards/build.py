@@ -59,7 +59,7 @@ def _variables(board: Board) -> list[Any]:
     ]
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
-        # One series per node or workload is cheaper than one per GPU. Without the rules about costs, only Cost is empty.
+        # One series per node or workload is cheaper than one per GPU; that of workloads needs the rules about costs.
         of_owners = GPUS.record if board is COST else DEVICE_INFO
         known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else of_owners
         if board is SERVER and label != "cluster":
