@@ -142,7 +142,7 @@ SECTIONS = (
         nodes that `make boards` simulates. One node in twenty is faulty, one in four has a program that could be
         faster, and the large job has a straggler. A dashboard is opened five times, without a cache: its variables,
         then all queries of the panels in view, six at a time. *Series* is how many the selectors of these queries
-        find.""",
+        find. If the load average is high, the CPU of the store says more than the time.""",
         sections.first_screens,
     ),
 )
