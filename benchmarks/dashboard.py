@@ -17,6 +17,8 @@ from tests.support.victoria import Victoria
 # A browser opens this many connections to a server.
 CONNECTIONS = 6
 SHOWN_SECONDS, STEP_SECONDS = 3 * 3600, 15
+# The least steps of some queries.
+SECONDS = {"1m": 60, "1d": 86_400}
 LABEL_VALUES = re.compile(r"label_values\((?P<selector>.+), (?P<label>\w+)\)")
 Chosen = Mapping[str, str]
 EVERYTHING: Chosen = {}
@@ -39,7 +41,8 @@ def queries(board: str, chosen: Chosen = EVERYTHING, end: float | None = None) -
             if target["instant"]:
                 yield "query", {"query": text, "time": f"{end:.3f}"}
             else:
-                yield "query_range", {"query": text, **begin}
+                finest = SECONDS[target["interval"]] if "interval" in target else STEP_SECONDS
+                yield "query_range", {"query": text, **begin, "step": str(finest)}
 
 
 def lookups(board: str, chosen: Chosen = EVERYTHING, end: float | None = None) -> Iterator[Query]:

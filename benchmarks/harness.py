@@ -44,7 +44,8 @@ TRUSTME = Need("trustme (pip install -e '.[bench]')", lambda: find_spec("trustme
 PROMETHEUS = Need(
     "Prometheus (make tools)", lambda: bool(shutil.which("prometheus") or (BUNDLED / "prometheus").exists())
 )
-HISTORY = Need("a simulated history (make boards)", lambda: (ROOT / "build/boards/history/data").exists())
+BOARDS_HISTORY = ROOT / "build/boards/history"
+HISTORY = Need("a simulated history (make boards)", lambda: (BOARDS_HISTORY / "data").exists())
 
 
 @dataclass(frozen=True)

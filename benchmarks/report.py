@@ -139,9 +139,10 @@ SECTIONS = (
         "first_screens",
         "How long does the first screen of a dashboard take?",
         """VictoriaMetrics holds what the first screens read of the last three hours, a sample a minute: copies of the
-        nodes that `make boards` simulates. A twentieth of the nodes are faulty, the large job has a straggler, and the
-        other nodes have jobs of their own. A dashboard is opened five times, without a cache: its variables, then all
-        queries of the panels in view, six at a time. *Series* is how many the selectors of these queries find.""",
+        nodes that `make boards` simulates. One node in twenty is faulty, one in four has a program that could be
+        faster, and the large job has a straggler. A dashboard is opened five times, without a cache: its variables,
+        then all queries of the panels in view, six at a time. *Series* is how many the selectors of these queries
+        find. If the load average is high, the CPU of the store says more than the time.""",
         sections.first_screens,
     ),
 )

@@ -405,11 +405,12 @@ def first_screens(numbers: Numbers) -> Shown:
             f"{row['queries']}",
             f"{row['series']}",
             f"{median(row['seconds']):.2f} s, {max(row['seconds']):.2f} s",
+            f"{median(row['cpu']):.2f} s",
         )
         for row in numbers["rows"]
     ]
     head = f"{numbers['nodes']} nodes, a job of {numbers['ranks']} ranks"
-    return Shown(table((head, "queries", "series", "first screen: median, slowest"), rows))
+    return Shown(table((head, "queries", "series", "first screen: median, slowest", "CPU of the store"), rows))
 
 
 def fleet(numbers: Numbers) -> Shown:

@@ -11,9 +11,10 @@ from content.dashboards import cost, fleet, gpu, grafana, job, node, runbooks, s
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, OF_A_NODE, ORANGE, RED, BoardRow, dashboard
 from content.dashboards.mode_panels import mode_rows
-from gpu_exporter.alerting.aggregates import NODE_GPUS
+from gpu_exporter.alerting.aggregates import GPUS, NODE_GPUS
 from gpu_exporter.alerting.allocation import POD_REQUESTS
 from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, SERVER, Board
+from gpu_exporter.alerting.identity import EXPORTER
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
@@ -58,8 +59,9 @@ def _variables(board: Board) -> list[Any]:
     ]
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
-        # One series per node is cheaper than one per GPU, where it has the label.
-        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else DEVICE_INFO
+        # One series per node or workload is cheaper than one per GPU; that of workloads needs the rules about costs.
+        of_owners = GPUS.record if board is COST else DEVICE_INFO
+        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else of_owners
         if board is SERVER and label != "cluster":
             known = POD_REQUESTS.record
         narrowed = f"{known}{{{chosen}}}" if chosen else known
@@ -76,7 +78,7 @@ def _variables(board: Board) -> list[Any]:
             )
         )
     if board in OF_A_NODE:
-        exporter = f'{DEVICE_INFO}{{cluster=~"$cluster", node=~"$node"}}'
+        exporter = f'{EXPORTER}{{cluster=~"$cluster", node=~"$node"}}'
         found.append(
             grafana.Template(
                 name="instance",

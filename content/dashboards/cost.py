@@ -44,14 +44,18 @@ WORST = 20
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: totals, owners and wasted GPUs, causes, training jobs, single GPUs."""
+    """Return the rows: totals and owners, alerts, who pays, wasted GPUs, causes, training jobs, single GPUs.
+
+    The table of wasted GPUs reads series of each GPU, which takes seconds in a large fleet: it is not in view at first.
+    """
     return [
         BoardRow(
             "What do the GPUs cost, and who wastes them?",
-            [watched(BOARD), *_numbers(), _workloads(), _wasted_spend(), _wasted_gpus()],
+            [watched(BOARD), *_numbers(), _workloads(), _wasted_spend()],
         ),
-        BoardRow("Who pays? (whole hours)", [_chargeback(), _per_day()]),
         BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, height=6)]),
+        BoardRow("Who pays? (whole hours)", [_chargeback(), _per_day()]),
+        BoardRow("Which GPUs are wasted?", [_wasted_gpus()]),
         BoardRow("Where do the GPU hours go?", _time()),
         loops.cost_row(),
         BoardRow("How do single GPUs waste time?", _devices(), True),

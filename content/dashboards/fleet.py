@@ -269,7 +269,12 @@ def _map(modes: Sequence[FailureMode]) -> object:
             "no alert.",
             "click the first node. *Nodes by problem* below counts all nodes.",
         ),
-        Query(f"({_problem_of_nodes(modes)}) * on (cluster, node) group_left (Order) {order}", "{{node}}", "short"),
+        Query(
+            f"({_problem_of_nodes(modes)}) * on (cluster, node) group_left (Order) {order}",
+            "{{node}}",
+            "short",
+            interval=q.EVALUATED,
+        ),
         PROBLEMS,
         width=13,
         height=FIRST_SCREEN - INCIDENTS,
@@ -279,7 +284,7 @@ def _map(modes: Sequence[FailureMode]) -> object:
 
 
 def _problems(modes: Sequence[FailureMode]) -> object:
-    counts = Query(f'count_values ("problem", {_problem_of_nodes(modes)})', "{{problem}}", "short")
+    counts = f'count_values ("problem", {_problem_of_nodes(modes)})'
     overrides = [
         {
             "matcher": {"id": "byName", "options": str(place)},
@@ -297,7 +302,7 @@ def _problems(modes: Sequence[FailureMode]) -> object:
             "no alert.",
             "many nodes at once: see what they have in common, such as a rack, a driver or a job.",
         ),
-        [counts],
+        [Query(counts, "{{problem}}", "short", interval=q.EVALUATED)],
         GraphStyle(Legend.LIST, stacked=True, overrides=overrides),
         width=8,
         height=9,

@@ -65,6 +65,8 @@ NAME_OF_CLUSTER = "Cluster"
 CLUSTERS = f'{CLUSTER_GPUS.record}{{cluster=~"$cluster"}}'
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
+# How often classes and most alerts are evaluated. Queries over all of them take long: finer steps would add nothing.
+EVALUATED = "1m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +384,8 @@ def limit_of(board: Board) -> str:
 
 def classes_of(board: Board) -> Query:
     """Return a query for what limits each device, in their natural order."""
-    return Query(in_order(limit_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
+    legend = f"{device_legend(board)} {{{{GPU_I_ID}}}}"
+    return Query(in_order(limit_of(board)), legend, "short", interval=EVALUATED)
 
 
 def classes_of_ranks(board: Board, culprits_now: str, rank: str, most: int) -> Query:
@@ -400,7 +403,8 @@ def classes_of_ranks(board: Board, culprits_now: str, rank: str, most: int) -> Q
     joined = f"({limit_of(board)}) * on ({device}) group_left (Culprit, Rank) ({known})"
     # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.
     joined = f'label_replace({joined}, "Rank", "$1", "Rank", "(.*)")'
-    return Query(in_order(joined, "Culprit", "Rank"), f"{{{{Rank}}}}{DEVICE_LEGEND} {{{{GPU_I_ID}}}}", "short")
+    legend = f"{{{{Rank}}}}{DEVICE_LEGEND} {{{{GPU_I_ID}}}}"
+    return Query(in_order(joined, "Culprit", "Rank"), legend, "short", interval=EVALUATED)
 
 
 def in_order(expr: str, *labels: str) -> str:

@@ -22,6 +22,8 @@ _LABELS = (
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
 )
 SCRAPED = "gpu:scraped:info"
+# The node of each exporter.
+EXPORTER = "gpu:exporter:info"
 # The owner of a whole GPU within the last 15 minutes; a GPU without one has no labels of an owner.
 LAST_OWNER = "gpu:last_owner:info"
 # The owner of a GPU, if it has only one, and if an alert about the GPU does not name it. Each row of a table of alerts
@@ -35,7 +37,7 @@ def recorded() -> Iterator[tuple[str, str]]:
     device, owners = ", ".join(DEVICE), ", ".join((*DEVICE, *OWNER))
     yield (SCRAPED, _scraped())
     exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *IDENTITY))
-    yield ("gpu:exporter:info", f"group by ({exporter}) ({m.INFO}) or group by ({exporter}) ({SCRAPED})")
+    yield (EXPORTER, f"group by ({exporter}) ({m.INFO}) or group by ({exporter}) ({SCRAPED})")
     gpus = f"group by ({', '.join(_EXPORTER)}, UUID) ({SCRAPED})"
     yield (
         "gpu:dcgm_gpus:count",

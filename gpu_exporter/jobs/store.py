@@ -62,7 +62,7 @@ class RankSeries:
                 yield self._sample(m.JOB_SENT[name], round(value, DIGITS), label)
             elif part == "sum":
                 yield from self._histogram(m.JOB_SENT[name], name, totals)
-        if state.stepped_at is not None and not state.is_closed:  # a loop that has ended does not stand still
+        if state.stepped_at is not None:
             yield self._sample(m.JOB_STEPPED_AT, round(state.stepped_at, 3))
         yield self._sample(m.JOB_STARTED_AT, round(state.started_at, 3))
         yield self._sample(m.JOB_RESTARTS, state.past.processes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
+import sys
 import zlib
 
 import pytest
@@ -37,6 +39,14 @@ def test_every_picture_has_a_command() -> None:
     assert all(command in recipe for command in ("tests.page.shoot", *OF_OTHERS.values()))
     pages = "\n".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     assert {name for name in there if f"images/{name}" not in pages} == set()
+
+
+def test_committed_pictures_are_of_this_version() -> None:
+    """One of the live page and one of a report; `make screenshots ARGS=--compare` compares all of them."""
+    command = [sys.executable, "-m", "tests.page.shoot", "--compare", "live-page-phone", "trace-report"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}fix: run `make screenshots`, and look at the pictures"
+    assert done.stdout.count("of the pixels differ") == 2
 
 
 def test_a_moving_picture() -> None:

@@ -576,6 +576,8 @@ def _variable(prometheus: Prometheus, truth: Truth, variable: Mapping[str, Any])
         wrong = not {truth.variables["cluster"]} - {""} <= have
     elif any(name in selector for name in OF_CLUSTER):  # of pods that no page of an exporter need have
         wrong = truth.allocated and not have
+    elif label == "instance":  # pages do not say how they are scraped: each node has one exporter
+        wrong = len(have) != len(Truth(truth.seen, before).labels("node"))
     else:
         wrong = have != Truth(truth.seen, before).labels(label)
     return [f"offers {sorted(have)}, which is not what there is"] if wrong else []

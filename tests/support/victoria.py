@@ -33,7 +33,7 @@ class Victoria:
 
     def api(self, path: str, **parameters: str) -> Any:
         """Return the `data` of a response. Raises HTTPError if the query is refused."""
-        with urlopen(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", timeout=60) as answer:
+        with urlopen(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", timeout=120) as answer:
             return json.loads(answer.read())["data"]
 
     def flush(self) -> None:

@@ -16,19 +16,25 @@ def test_as_many_nodes_and_ranks_as_asked() -> None:
 
 
 def test_copies_of_a_series() -> None:
-    """A rank of the large job stays in it; another GPU gets a job of its own. Sums exist once for each job."""
+    """A rank of the large job stays in it; another GPU gets a job of its own. Sums exist once for each job. Quiet nodes
+    have no alerts."""
     of_rank = {"node": OF_THE_JOB, "UUID": "GPU-1", "rank": "17", "workload": LARGE_JOB, "pod": "p-2"}
     of_other = {"instance": f"{USUAL}:9400", "UUID": "GPU-2", "workload": "llm-serve"}
     sums = [{"workload": LARGE_JOB}, {"workload": "llm-serve"}, {"cluster": "west"}]
-    made = [Copy(OF_THE_JOB, 8, 24), Copy(USUAL, 9)]
-    found = [labels for labels, _ in multiplied(iter([(each, []) for each in (of_rank, of_other, *sums)]), made)]
+    made = [Copy(OF_THE_JOB, 8, 24), Copy(USUAL, 9), Copy(USUAL, 10, quiet=True)]
+    alert = {"alertname": "GpuMemoryBound", "node": USUAL}
+    found = [labels for labels, _ in multiplied(iter([(each, []) for each in (of_rank, of_other, alert, *sums)]), made)]
     assert found == [
         of_rank,
         {"node": "node-0008", "UUID": "GPU-1-8", "rank": "25", "workload": LARGE_JOB, "pod": "p-2-8"},
         of_other,
         {"instance": "node-0009:9400", "UUID": "GPU-2-9", "workload": "llm-serve-9"},
+        {"instance": "node-0010:9400", "UUID": "GPU-2-10", "workload": "llm-serve-10"},
+        alert,
+        {"alertname": "GpuMemoryBound", "node": "node-0009"},
         *sums[:2],
         {"workload": "llm-serve-9"},
+        {"workload": "llm-serve-10"},
         sums[2],
     ]
 
