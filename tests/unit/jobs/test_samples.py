@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,16 +44,6 @@ def test_the_activity_is_one_of_all() -> None:
 
 def test_the_start_is_before_the_message() -> None:
     assert samples(Gpu(0, "GPU-1"), elapsed=7)[m.JOB_STARTED_AT.name] == 993
-
-
-def test_a_loop_that_has_ended_does_not_stand_still() -> None:
-    """Its last sums stay for half a minute, which is longer than the time without a step that is a stall."""
-    state = state_of()
-    series = RankSeries(RankKey("llm-7b", 0, SenderPlace("GPU-1", ())), Gpu(0, "GPU-1"))
-    before, after = (
-        {sample.series.metric for sample in series.samples(each)} for each in (state, replace(state, is_closed=True))
-    )
-    assert before - after == {m.JOB_STEPPED_AT}
 
 
 def test_the_peak_is_that_of_the_model_and_the_data_type() -> None:
