@@ -14,7 +14,6 @@ from pathlib import Path
 from benchmarks.peers import program
 from tests import ROOT
 from tests.scale.cluster import STORES, Cluster
-from tests.scale.queries import Without
 from tests.support.tools import free_port
 from tests.support.victoria import Victoria, running
 
@@ -31,13 +30,11 @@ def setup(stores: Sequence[str], ruler: str, query: str) -> Mapping[str, Sequenc
             "--receive.hashrings-algorithm=ketama",
             f"--receive.replication-factor={STORES}",
         ],
-        "query": [*(f"--endpoint={each}" for each in (*stores, ruler)), "--query.replica-label=replica"],
-        "rule": [
-            f"--query=http://{query}",
-            '--label=replica="rule-1"',
-            "--alert.label-drop=replica",
-            f"--alert.label-drop={TENANT}",
+        "query": [
+            *(f"--endpoint={each}" for each in (*stores, ruler)),
+            *(f"--query.replica-label={label}" for label in ("replica", TENANT)),
         ],
+        "rule": [f"--query=http://{query}", '--label=replica="rule-1"', "--alert.label-drop=replica"],
     }
 
 
@@ -73,8 +70,7 @@ def thanos(folder: Path) -> Iterator[Cluster]:
         start("rule", http, ruler, *options["rule"], *rules, f'--label={TENANT}="{ALERTS}"')
         # Not to the store that is killed: docs/scale.md puts a load balancer there.
         everything, scraped = ({"url": f"http://{address}/api/v1/receive"} for address in written[1:])
-        # Prometheus does not have the label of the tenant.
-        read = [Without(Victoria(0, f"http://{address}"), [TENANT]) for address in (answers, alerts)]
+        read = [Victoria(0, f"http://{address}") for address in (answers, alerts)]
         yield Cluster(pids, (everything, scraped), read[0], read[1], f"http://{http}")
 
 
