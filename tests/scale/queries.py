@@ -226,7 +226,15 @@ def _samples(store: Store, selector: str, seconds: float, at: float) -> Mapping[
 
 
 def _labels(metric: Mapping[str, str]) -> Labels:
-    return tuple(sorted((name, value) for name, value in metric.items() if name != "__name__"))
+    """Return labels but the name. Of values that `count_values()` made labels, the last digits are left out."""
+    return tuple(sorted((name, _LONG.sub(_short, value)) for name, value in metric.items() if name != "__name__"))
+
+
+_LONG = re.compile(r"-?\d+\.\d{8,}(?:e[+-]?\d+)?")
+
+
+def _short(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.8g}"
 
 
 def _longest(spans: re.Pattern[str], expression: str) -> float:

@@ -136,6 +136,12 @@ def test_other_expressions_are_equal_to_the_last_digit() -> None:
     assert list(differing(one, other, "up", AT)) == ["1.0 and 1.001: {'x': 'a'}"]
 
 
+def test_the_last_digits_of_a_number_in_a_label_may_differ() -> None:
+    one, other, third = (Answers({"up": {x: 1.0}}) for x in ("1.6386811584", "1.6386811583999", "1.6386"))
+    assert list(differing(one, other, "up", AT)) == []
+    assert list(differing(one, third, "up", AT)) != []
+
+
 def test_what_nobody_knows_how_to_compare_is_refused() -> None:
     expression = "topk(2, increase(errors_total[15m]))"
     with pytest.raises(ValueError, match="not known how to compare"):
