@@ -220,9 +220,15 @@ def _answer(store: Store, expression: str, at: float) -> Answer:
 
 
 def _samples(store: Store, selector: str, seconds: float, at: float) -> Mapping[Labels, Mapping[float, float]]:
-    """Return the samples of the last seconds by time, of each series that has some."""
+    """Return the samples of the last seconds by time, of each series that has some.
+
+    VictoriaMetrics also returns the end of a series, as a sample without a value.
+    """
     found = store.api("query", query=f"{selector}[{seconds:.0f}s]", time=f"{at:.3f}")["result"]
-    return {_labels(each["metric"]): {float(time): float(value) for time, value in each["values"]} for each in found}
+    return {
+        _labels(each["metric"]): {float(time): float(value) for time, value in each["values"] if value != "NaN"}
+        for each in found
+    }
 
 
 def _labels(metric: Mapping[str, str]) -> Labels:
