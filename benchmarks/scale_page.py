@@ -1,4 +1,4 @@
-"""The measured and the computed section of docs/scale.md, rendered from benchmarks/results/scale*.json."""
+"""The measured and computed sections of docs/scale.md, rendered from benchmarks/results/scale*.json and stores.json."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpu_exporter.reports import markdown
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/scale.md"
 BEGIN, END = "<!-- from benchmarks/results/scale.json -->\n", "<!-- end -->\n"
+STORES, END_OF_STORES = "<!-- from benchmarks/results/stores.json -->\n", "<!-- end of stores -->\n"
 PLAN, END_OF_PLAN = "<!-- computed from benchmarks/results/scale.json -->\n", "<!-- end of plan -->\n"
 
 Report = Mapping[str, Any]
@@ -74,9 +75,30 @@ def known() -> list[Report]:
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
-def page(text: str, reports: Sequence[Report]) -> str:
-    """Return the page with new sections: what was measured, and what is computed from it."""
+def stores_section(clusters: Sequence[Report]) -> str:
+    """Return the table of clusters of stores, with a column for each: with all stores, and after the loss of one."""
+    rows: Sequence[tuple[str, Callable[[Report], str]]] = (
+        ("rules that were healthy", lambda look: f"{look['rules'] - look['failed']} of {look['rules']}"),
+        ("firing alerts, of them not the same", lambda look: f"{look['alerts']}, {look['other_alerts']}"),
+        (
+            "queries with a result, of them not the same",
+            lambda look: f"{look['equal'] + look['differ']}, {look['differ']}",
+        ),
+    )
+    table = [[title, *("; then ".join(map(shown, cluster["looks"])) for cluster in clusters)] for title, shown in rows]
+    return markdown.table(["", *(f"{each['name']}, {each['date']}" for each in clusters)], table)
+
+
+def known_stores() -> list[Report]:
+    """Return the committed comparisons of clusters of stores."""
+    clusters: list[Report] = json.loads((RESULTS / "stores.json").read_text())
+    return clusters
+
+
+def page(text: str, reports: Sequence[Report], clusters: Sequence[Report]) -> str:
+    """Return the page with new sections: what was measured, what is computed from it, and what was compared."""
     text = _replaced(text, BEGIN, section(reports), END)
+    text = _replaced(text, STORES, stores_section(clusters), END_OF_STORES)
     return _replaced(text, PLAN, scale_plan.section(reports[0]), END_OF_PLAN)
 
 
