@@ -78,12 +78,9 @@ def known() -> list[Report]:
 def stores_section(clusters: Sequence[Report]) -> str:
     """Return the table of clusters of stores, with a column for each: with all stores, and after the loss of one."""
     rows: Sequence[tuple[str, Callable[[Report], str]]] = (
-        ("rules that were healthy", lambda look: f"{look['rules'] - look['failed']} of {look['rules']}"),
-        ("firing alerts, of them not the same", lambda look: f"{look['alerts']}, {look['other_alerts']}"),
-        (
-            "queries with a result, of them not the same",
-            lambda look: f"{look['equal'] + look['differ']}, {look['differ']}",
-        ),
+        ("rules that failed", lambda look: f"{look['failed']} of {look['rules']}"),
+        ("firing alerts that differ", lambda look: f"{look['other_alerts']} of {look['alerts']}"),
+        ("queries with a result that differ", lambda look: f"{look['differ']} of {look['equal'] + look['differ']}"),
     )
     table = [[title, *("; then ".join(map(shown, cluster["looks"])) for cluster in clusters)] for title, shown in rows]
     return markdown.table(["", *(f"{each['name']}, {each['date']}" for each in clusters)], table)

@@ -114,7 +114,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, *CLUSTERS, []], default=[])
     parser.add_argument("--ranks", type=int, default=LARGE, help="ranks of the largest jobs (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help=f"write what clusters showed; {KNOWN} renders docs/scale.md, too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="write what clusters showed; in benchmarks/results/stores.json, render docs/scale.md, too",
+    )
     chosen = parser.parse_args()
     good, clusters = True, []
     for name in chosen.parts or PARTS:
