@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument(
         "--json",
         type=Path,
-        help="write what clusters showed; in benchmarks/results/stores.json, render docs/scale.md, too",
+        help="write what clusters showed; benchmarks/results/stores.json also renders the page",
     )
     chosen = parser.parse_args()
     good, clusters = True, []
