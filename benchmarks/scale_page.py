@@ -1,4 +1,4 @@
-"""The measured and computed sections of docs/scale.md, rendered from benchmarks/results/scale*.json and stores.json."""
+"""The measured, computed and compared sections of docs/scale.md, rendered from results here and in tests/scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gpu_exporter.reports import markdown
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/scale.md"
 BEGIN, END = "<!-- from benchmarks/results/scale.json -->\n", "<!-- end -->\n"
-STORES, END_OF_STORES = "<!-- from benchmarks/results/stores.json -->\n", "<!-- end of stores -->\n"
+STORES, END_OF_STORES = "<!-- from tests/scale/results/stores.json -->\n", "<!-- end of stores -->\n"
+STORES_RESULT = ROOT / "tests/scale/results/stores.json"
 PLAN, END_OF_PLAN = "<!-- computed from benchmarks/results/scale.json -->\n", "<!-- end of plan -->\n"
 
 Report = Mapping[str, Any]
@@ -88,7 +89,7 @@ def stores_section(clusters: Sequence[Report]) -> str:
 
 def known_stores() -> list[Report]:
     """Return the committed comparisons of clusters of stores."""
-    clusters: list[Report] = json.loads((RESULTS / "stores.json").read_text())
+    clusters: list[Report] = json.loads(STORES_RESULT.read_text())
     return clusters
 
 

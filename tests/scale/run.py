@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.peers import program, version
-from benchmarks.scale_page import PAGE, RESULTS, known, known_stores, page
+from benchmarks.scale_page import PAGE, STORES_RESULT, known, known_stores, page
 from tests.rules.shapes import STEP
 from tests.scale import thanos, victoria_cluster
 from tests.scale.chain import LAST, delays
@@ -32,7 +32,6 @@ from tests.scale.queries import differences
 from tests.support.prometheus import scraping
 from tests.support.victoria import victoria
 
-KNOWN = RESULTS / "stores.json"
 GOOD = (Shard(),) * (SHARDS - 1)
 # Scrapes during which the first shard is down: five minutes.
 DOWN = (100, 110)
@@ -117,7 +116,7 @@ def main() -> int:
     parser.add_argument(
         "--json",
         type=Path,
-        help="write what clusters showed; benchmarks/results/stores.json also renders the page",
+        help="write what clusters showed; tests/scale/results/stores.json also renders the page",
     )
     chosen = parser.parse_args()
     good, clusters = True, []
@@ -132,7 +131,7 @@ def main() -> int:
                 clusters.append({"name": named, "date": today, "looks": [asdict(look) for look in looks]})
     if chosen.json and clusters:
         chosen.json.write_text(json.dumps(clusters, indent=1) + "\n")
-        if chosen.json.resolve() == KNOWN:
+        if chosen.json.resolve() == STORES_RESULT:
             PAGE.write_text(page(PAGE.read_text(), known(), known_stores()))
     return 0 if good else 1
 
