@@ -29,10 +29,9 @@ LOCAL = ("--receive.local-endpoint", "--tsdb.path", "--data-dir", "--rule-file",
 
 
 def documented(program: str) -> list[str]:
-    """Return the words of the command that begins with a program's name."""
+    """Return the words of the first command that begins with a program's name."""
     commands = PAGE.read_text().replace(" \\\n ", "").splitlines()
-    (command,) = (shlex.split(line) for line in commands if line.startswith(f"{program} "))
-    return command
+    return next(shlex.split(line) for line in commands if line.startswith(f"{program} "))
 
 
 def test_the_options_of_a_cluster_are_those_that_are_tried() -> None:
