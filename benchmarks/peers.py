@@ -83,11 +83,12 @@ class Peer:
 def versions() -> dict[str, str]:
     """Return the versions of the programs of PEERS that are installed, as far as they say them."""
     names = {peer.programs[0] for peer in PEERS if peer.programs} | {"nv-hostengine"}
-    found = {name: _version(program(name)) for name in sorted(names) if program(name)}
+    found = {name: version(program(name)) for name in sorted(names) if program(name)}
     return {name: version for name, version in found.items() if version}
 
 
-def _version(path: str) -> str:
+def version(path: str) -> str:
+    """Return the version that a program says; empty if it says none."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

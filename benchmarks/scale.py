@@ -27,7 +27,7 @@ from benchmarks import harness
 from benchmarks.dashboard import answered
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
 from benchmarks.harness import ROOT, machine, portable_arguments
-from benchmarks.scale_page import PAGE, RESULTS, known, page
+from benchmarks.scale_page import PAGE, RESULTS, known, known_stores, page
 from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import BUNDLED, until
 
@@ -272,7 +272,7 @@ def main() -> int:
         result = report(load, version, chosen.commit, sys.argv[1:], vars(chosen))
         chosen.json.write_text(json.dumps(result, indent=2) + "\n")
         if chosen.json.resolve().parent == RESULTS:
-            PAGE.write_text(page(PAGE.read_text(), known()))
+            PAGE.write_text(page(PAGE.read_text(), known(), known_stores()))
     return harness.exit_code(load.missed_bounds(chosen.nodes))
 
 

@@ -1,4 +1,4 @@
-"""The measured and the computed section of docs/scale.md, rendered from benchmarks/results/scale*.json."""
+"""The measured, computed and compared sections of docs/scale.md, rendered from results here and in tests/scale."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gpu_exporter.reports import markdown
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/scale.md"
 BEGIN, END = "<!-- from benchmarks/results/scale.json -->\n", "<!-- end -->\n"
+STORES, END_OF_STORES = "<!-- from tests/scale/results/stores.json -->\n", "<!-- end of stores -->\n"
+STORES_RESULT = ROOT / "tests/scale/results/stores.json"
 PLAN, END_OF_PLAN = "<!-- computed from benchmarks/results/scale.json -->\n", "<!-- end of plan -->\n"
 
 Report = Mapping[str, Any]
@@ -74,9 +76,27 @@ def known() -> list[Report]:
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
-def page(text: str, reports: Sequence[Report]) -> str:
-    """Return the page with new sections: what was measured, and what is computed from it."""
+def stores_section(clusters: Sequence[Report]) -> str:
+    """Return the table of clusters of stores, with a column for each: with all stores, and after the loss of one."""
+    rows: Sequence[tuple[str, Callable[[Report], str]]] = (
+        ("rules that failed", lambda look: f"{look['failed']} of {look['rules']}"),
+        ("firing alerts that differ", lambda look: f"{look['other_alerts']} of {look['alerts']}"),
+        ("queries with a result that differ", lambda look: f"{look['differ']} of {look['equal'] + look['differ']}"),
+    )
+    table = [[title, *("; then ".join(map(shown, cluster["looks"])) for cluster in clusters)] for title, shown in rows]
+    return markdown.table(["", *(f"{each['name']}, {each['date']}" for each in clusters)], table)
+
+
+def known_stores() -> list[Report]:
+    """Return the committed comparisons of clusters of stores."""
+    clusters: list[Report] = json.loads(STORES_RESULT.read_text())
+    return clusters
+
+
+def page(text: str, reports: Sequence[Report], clusters: Sequence[Report]) -> str:
+    """Return the page with new sections: what was measured, what is computed from it, and what was compared."""
     text = _replaced(text, BEGIN, section(reports), END)
+    text = _replaced(text, STORES, stores_section(clusters), END_OF_STORES)
     return _replaced(text, PLAN, scale_plan.section(reports[0]), END_OF_PLAN)
 
 

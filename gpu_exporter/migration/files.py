@@ -138,6 +138,11 @@ class _Dashboard:
         match value:
             case {"type": "query", "query": query}:
                 return self._variable(value, query)
+            case {"expr": str(query)}:
+                new = self._migration.query(query)
+                if new is None or not new.done:  # its legend names the labels that it has
+                    return {**value, "expr": query if new is None else new.text}
+                return {name: new.text if name == "expr" else self.migrated(each, name) for name, each in value.items()}
             case dict() if key == "matcher":
                 return {**value, "options": self._labels(value.get("options"))}
             case dict():
@@ -146,9 +151,6 @@ class _Dashboard:
                 return self._labels(value)
             case list():
                 return [self.migrated(each) for each in value]
-            case str() if key == "expr":
-                new = self._migration.query(value)
-                return value if new is None else new.text
             case str() if key in ("legendFormat", "url"):
                 return _referenced(value, self._peer)
         return value

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from benchmarks.scale_page import PAGE, known, page
+from benchmarks.scale_page import PAGE, known, known_stores, page
 from tests.scale import thanos, victoria_cluster
 
 FIX = "fix: run `python -m benchmarks.scale --json benchmarks/results/scale.json`"
@@ -16,11 +16,12 @@ FIX = "fix: run `python -m benchmarks.scale --json benchmarks/results/scale.json
 @pytest.mark.drift
 def test_page_is_up_to_date() -> None:
     """It is rendered from the committed results; other results change it."""
-    text, found = PAGE.read_text(), known()
-    assert page(text, found) == text, FIX
+    text, found, clusters = PAGE.read_text(), known(), known_stores()
+    assert page(text, found, clusters) == text, FIX
     other = json.loads(json.dumps(found))
     other[0]["load"]["rule_seconds"]["gpu-signals"] = 4711.0
-    assert "4711.00 s" in page(text, other), FIX
+    assert "4711.00 s" in page(text, other, clusters), FIX
+    assert "store of tomorrow" in page(text, found, [{**clusters[0], "name": "store of tomorrow"}]), FIX
 
 
 # Their values are those of one store or installation.
@@ -28,10 +29,9 @@ LOCAL = ("--receive.local-endpoint", "--tsdb.path", "--data-dir", "--rule-file",
 
 
 def documented(program: str) -> list[str]:
-    """Return the words of the command that begins with a program's name."""
+    """Return the words of the first command that begins with a program's name."""
     commands = PAGE.read_text().replace(" \\\n ", "").splitlines()
-    (command,) = (shlex.split(line) for line in commands if line.startswith(f"{program} "))
-    return command
+    return next(shlex.split(line) for line in commands if line.startswith(f"{program} "))
 
 
 def test_the_options_of_a_cluster_are_those_that_are_tried() -> None:

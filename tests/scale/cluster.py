@@ -25,7 +25,7 @@ from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import free_port, until
 from tests.support.victoria import running
 
-NODES, GPUS, STORES = 8, 8, 3
+NODES, GPUS, SIZE = 8, 8, 3
 INJECTED = ("GpuStragglerSlow:node-000/3", "GpuThermalThrottling:node-001/5", "GpuLost:node-002/0")
 INTERVAL = 15
 # Recorded by rules: the cluster records it itself.
@@ -68,32 +68,59 @@ def firing(store: Store, at: float) -> set[tuple[tuple[str, str], ...]]:
     return {tuple(sorted(item for item in each["metric"].items() if item[0] not in OWN)) for each in found}
 
 
-def compared(prometheus: Prometheus, cluster: Cluster, when: str) -> bool:
-    """Print how the cluster differs from Prometheus; return whether it does not."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How many answers, rules and alerts were compared at a time, and how many of them are not as they should be."""
+
+    equal: int
+    differ: int
+    rules: int
+    failed: int
+    alerts: int
+    other_alerts: int
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.differ or self.failed or self.other_alerts)
+
+
+def compared(prometheus: Prometheus, cluster: Cluster, when: str) -> Look:
+    """Print and return how the cluster differs from Prometheus."""
     # Between two scrapes, so long ago that everything has been sent by now.
     at = prometheus.query("max(timestamp(up))")[0] - 1.5 * INTERVAL
     problems, full = differences(prometheus, Without(cluster.answers, EXTERNAL), at, f"{4 * INTERVAL}s")
     rules, failed = unhealthy(cluster.rules)
     expected, found = firing(prometheus, at), firing(Without(cluster.alerts, EXTERNAL), at)
+    look = Look(full, len(problems), rules, len(failed), len(expected), len(expected ^ found))
     print(
-        f"{when}: {full} equal answers with content, {len(problems)} differ; {rules} rules, {len(failed)} failed;"
-        f" {len(expected)} alerts, {len(expected ^ found)} in one only",
+        f"{when}: {look.equal} equal answers with content, {look.differ} differ; {rules} rules, {look.failed} failed;"
+        f" {look.alerts} alerts, {look.other_alerts} in one only",
         flush=True,
     )
     print("\n\n".join([*problems, *failed, *map(str, expected ^ found)]))
-    return not (problems or failed or expected ^ found)
+    return look
 
 
-def compare(folder: Path, programs: Sequence[str], start: Callable[[Path], AbstractContextManager[Cluster]]) -> bool:
-    """Compare before and after one of three stores was killed; return whether nothing differed."""
-    if lacking := [name for name in programs if not program(name)]:
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """A kind of cluster: its name, the programs that it needs, its own first, and what runs it in a folder."""
+
+    name: str
+    programs: Sequence[str]
+    start: Callable[[Path], AbstractContextManager[Cluster]]
+
+
+def compare(folder: Path, stores: Stores) -> Sequence[Look]:
+    """Compare before and after one of three stores was killed; return both looks, none if a program is missing."""
+    if lacking := [name for name in stores.programs if not program(name)]:
         print(f"not compared: {', '.join(lacking)} not in PATH, and no variable names them")
-        return True
+        return ()
     port = free_port()
     simulated = f"serve --source simulated --nodes {NODES} --gpus {GPUS} --inject {','.join(INJECTED)}"
     command = [sys.executable, "-m", "gpu_exporter", *simulated.split(), "--address", f"127.0.0.1:{port}"]
     with ExitStack() as stack:
-        cluster = stack.enter_context(start(folder))
+        cluster = stack.enter_context(stores.start(folder))
         # A GPU is lost 20 s later: Prometheus must have seen whose it is.
         stack.enter_context(running(command, folder / "exporter.log", f"http://127.0.0.1:{port}/healthz"))
         everything, scraped = cluster.writes
@@ -113,7 +140,7 @@ def compare(folder: Path, programs: Sequence[str], start: Callable[[Path], Abstr
         )
         until(lambda: prometheus.query("count(up)") == [NODES], 60, "all nodes")
         time.sleep(SECONDS_BEFORE)
-        good = compared(prometheus, cluster, "with three stores")
+        before = compared(prometheus, cluster, "with three stores")
         os.kill(cluster.stores[0], signal.SIGKILL)
         time.sleep(SECONDS_AFTER)
-        return compared(prometheus, cluster, "after the loss of one") and good
+        return before, compared(prometheus, cluster, "after the loss of one")

@@ -220,13 +220,27 @@ def _answer(store: Store, expression: str, at: float) -> Answer:
 
 
 def _samples(store: Store, selector: str, seconds: float, at: float) -> Mapping[Labels, Mapping[float, float]]:
-    """Return the samples of the last seconds by time, of each series that has some."""
+    """Return the samples of the last seconds by time, of each series that has some.
+
+    VictoriaMetrics also returns the end of a series, as a sample without a value.
+    """
     found = store.api("query", query=f"{selector}[{seconds:.0f}s]", time=f"{at:.3f}")["result"]
-    return {_labels(each["metric"]): {float(time): float(value) for time, value in each["values"]} for each in found}
+    return {
+        _labels(each["metric"]): {float(time): float(value) for time, value in each["values"] if value != "NaN"}
+        for each in found
+    }
 
 
 def _labels(metric: Mapping[str, str]) -> Labels:
-    return tuple(sorted((name, value) for name, value in metric.items() if name != "__name__"))
+    """Return labels but the name. Of values that `count_values()` made labels, the last digits are left out."""
+    return tuple(sorted((name, _LONG.sub(_short, value)) for name, value in metric.items() if name != "__name__"))
+
+
+_LONG = re.compile(r"-?\d+\.\d{8,}(?:e[+-]?\d+)?")
+
+
+def _short(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.8g}"
 
 
 def _longest(spans: re.Pattern[str], expression: str) -> float:

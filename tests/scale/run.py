@@ -11,14 +11,18 @@ if anything differs by more than an evaluation.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 
+from benchmarks.peers import program, version
+from benchmarks.scale_page import PAGE, STORES_RESULT, known, known_stores, page
 from tests.rules.shapes import STEP
-from tests.scale import thanos as thanos_stores
-from tests.scale import victoria_cluster
+from tests.scale import thanos, victoria_cluster
 from tests.scale.chain import LAST, delays
 from tests.scale.cluster import compare as compare_cluster
 from tests.scale.compare import difference
@@ -98,30 +102,37 @@ def queries(folder: Path, ranks: int) -> bool:
     return not problems
 
 
-def cluster(folder: Path, ranks: int) -> bool:
-    """Print how a VictoriaMetrics cluster differs from Prometheus; return whether it does not."""
-    return compare_cluster(folder, victoria_cluster.PROGRAMS, victoria_cluster.victoria_cluster)
-
-
-def thanos(folder: Path, ranks: int) -> bool:
-    """Print how Thanos differs from Prometheus; return whether it does not."""
-    return compare_cluster(folder, thanos_stores.PROGRAMS, thanos_stores.thanos)
-
-
-EVERY_TIME = (levels, trouble, vmalert, chain, queries)
-PARTS: Mapping[str, Callable[[Path, int], bool]] = {each.__name__: each for each in (*EVERY_TIME, cluster, thanos)}
+PARTS: Mapping[str, Callable[[Path, int], bool]] = {
+    each.__name__: each for each in (levels, trouble, vmalert, chain, queries)
+}
+CLUSTERS = {"cluster": victoria_cluster.STORES, "thanos": thanos.STORES}
 
 
 def main() -> int:
     """Run some parts, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, *CLUSTERS, []], default=[])
     parser.add_argument("--ranks", type=int, default=LARGE, help="ranks of the largest jobs (default: %(default)s)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="write what clusters showed; tests/scale/results/stores.json also renders the page",
+    )
     chosen = parser.parse_args()
-    good = True
-    for name in chosen.parts or [each.__name__ for each in EVERY_TIME]:
+    good, clusters = True, []
+    for name in chosen.parts or PARTS:
         with tempfile.TemporaryDirectory() as folder:
-            good = PARTS[name](Path(folder), chosen.ranks) and good
+            if name in PARTS:
+                good = PARTS[name](Path(folder), chosen.ranks) and good
+            elif looks := compare_cluster(Path(folder), stores := CLUSTERS[name]):
+                good = all(look.good for look in looks) and good
+                named = f"{stores.name} {version(program(stores.programs[0]))}".strip()
+                today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+                clusters.append({"name": named, "date": today, "looks": [asdict(look) for look in looks]})
+    if chosen.json and clusters:
+        chosen.json.write_text(json.dumps(clusters, indent=1) + "\n")
+        if chosen.json.resolve() == STORES_RESULT:
+            PAGE.write_text(page(PAGE.read_text(), known(), known_stores()))
     return 0 if good else 1
 
 

@@ -13,12 +13,10 @@ from pathlib import Path
 
 from benchmarks.peers import program
 from tests import ROOT
-from tests.scale.cluster import STORES, Cluster
-from tests.scale.queries import Without
+from tests.scale.cluster import SIZE, Cluster, Stores
 from tests.support.tools import free_port
 from tests.support.victoria import Victoria, running
 
-PROGRAMS = ("thanos",)
 ANSWERS, ALERTS = "default-tenant", "rules"
 TENANT = "tenant_id"
 
@@ -29,15 +27,13 @@ def setup(stores: Sequence[str], ruler: str, query: str) -> Mapping[str, Sequenc
         "receive": [
             f"--receive.hashrings={json.dumps([{'endpoints': list(stores)}])}",
             "--receive.hashrings-algorithm=ketama",
-            f"--receive.replication-factor={STORES}",
+            f"--receive.replication-factor={SIZE}",
         ],
-        "query": [*(f"--endpoint={each}" for each in (*stores, ruler)), "--query.replica-label=replica"],
-        "rule": [
-            f"--query=http://{query}",
-            '--label=replica="rule-1"',
-            "--alert.label-drop=replica",
-            f"--alert.label-drop={TENANT}",
+        "query": [
+            *(f"--endpoint={each}" for each in (*stores, ruler)),
+            *(f"--query.replica-label={label}" for label in ("replica", TENANT)),
         ],
+        "rule": [f"--query=http://{query}", '--label=replica="rule-1"', "--alert.label-drop=replica"],
     }
 
 
@@ -53,7 +49,7 @@ def thanos(folder: Path) -> Iterator[Cluster]:
                 running([program("thanos"), name, *addresses, *options], log, f"http://{http}/-/ready")
             )
 
-        stores, written = (_addresses(STORES) for _ in range(2))
+        stores, written = (_addresses(SIZE) for _ in range(2))
         answers, alerts, ruler, http = _addresses(4)
         options = setup(stores, ruler, alerts)
         default = [ANSWERS, ANSWERS, ALERTS]
@@ -73,9 +69,11 @@ def thanos(folder: Path) -> Iterator[Cluster]:
         start("rule", http, ruler, *options["rule"], *rules, f'--label={TENANT}="{ALERTS}"')
         # Not to the store that is killed: docs/scale.md puts a load balancer there.
         everything, scraped = ({"url": f"http://{address}/api/v1/receive"} for address in written[1:])
-        # Prometheus does not have the label of the tenant.
-        read = [Without(Victoria(0, f"http://{address}"), [TENANT]) for address in (answers, alerts)]
+        read = [Victoria(0, f"http://{address}") for address in (answers, alerts)]
         yield Cluster(pids, (everything, scraped), read[0], read[1], f"http://{http}")
+
+
+STORES = Stores("Thanos", ("thanos",), thanos)
 
 
 def _addresses(number: int) -> Sequence[str]:

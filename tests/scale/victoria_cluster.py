@@ -12,11 +12,10 @@ from pathlib import Path
 
 from benchmarks.peers import program
 from tests.rules.needed import bundled
-from tests.scale.cluster import STORES, Cluster
+from tests.scale.cluster import SIZE, Cluster, Stores
 from tests.support.tools import free_port
 from tests.support.victoria import LOOK_BACK, Victoria, running, vmalert
 
-PROGRAMS = ("vmstorage", "vminsert", "vmselect")
 COPIES = 2
 ANSWERS, ALERTS = 0, 1
 
@@ -43,7 +42,7 @@ def victoria_cluster(folder: Path) -> Iterator[Cluster]:
             return stack.enter_context(running(command, log, f"http://{address}/health")), f"http://{address}"
 
         stores, pids = [], []
-        for number in range(STORES):
+        for number in range(SIZE):
             stores.append({name: f"127.0.0.1:{free_port()}" for name in ("vminsert", "vmselect")})
             listening = [f"-{name}Addr={address}" for name, address in stores[-1].items()]
             pids.append(start("vmstorage", number, f"-storageDataPath={folder / f'store-{number}'}", *listening)[0])
@@ -57,3 +56,6 @@ def victoria_cluster(folder: Path) -> Iterator[Cluster]:
         _, metrics = stack.enter_context(vmalert(folder, alerts.url, rules, written=written[1]))
         everything, scraped = ({"url": f"{each}/api/v1/write"} for each in written)
         yield Cluster(pids, (everything, scraped), answers, alerts, metrics.removesuffix("/metrics"))
+
+
+STORES = Stores("VictoriaMetrics cluster", ("vmstorage", "vminsert", "vmselect"), victoria_cluster)

@@ -6,7 +6,7 @@ import gzip
 from collections import defaultdict
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 # google/pprof, proto/profile.proto: name, number, type (3: int64, 4: uint64, 9: string, 11: message), repeated, and
 # which message.
@@ -34,17 +34,6 @@ SCHEMA = {
 
 
 def decoded(content: bytes) -> Any:
-    found = _empty()
-    found.ParseFromString(gzip.decompress(content))
-    return found
-
-
-def decoded_json(content: Any) -> Any:
-    """Return a profile in the form that protocol buffers have in JSON."""
-    return json_format.ParseDict(content, _empty(), ignore_unknown_fields=True)
-
-
-def _empty() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="profile.proto", package="perftools", syntax="proto3")
     for name, rows in SCHEMA.items():
         message = file.message_type.add(name=name)
@@ -58,7 +47,9 @@ def _empty() -> Any:
             )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("perftools.Profile"))()
+    found = message_factory.GetMessageClass(pool.FindMessageTypeByName("perftools.Profile"))()
+    found.ParseFromString(gzip.decompress(content))
+    return found
 
 
 def folded_of(profile: Any) -> dict[str, dict[str, float]]:

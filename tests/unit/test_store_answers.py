@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,12 @@ class Answers:
             rows = [{"metric": {"x": x}, "value": [AT, str(value)]} for x, value in self._answers[query].items()]
             return {"resultType": "vector", "result": rows}
         samples = self._samples[query]
-        rows = [{"metric": {"x": x}, "values": [[t, str(v)] for t, v in of.items()]} for x, of in _items(samples)]
+        rows = [{"metric": {"x": x}, "values": [[t, _text(v)] for t, v in of.items()]} for x, of in _items(samples)]
         return {"resultType": "matrix", "result": rows}
+
+
+def _text(value: float) -> str:
+    return "NaN" if math.isnan(value) else str(value)
 
 
 def _items(samples: Samples) -> list[tuple[str, dict[float, float]]]:
@@ -62,6 +67,7 @@ INCREASES: dict[str, tuple[Answers, Answers, list[str]]] = {
         _counting(4, 4, [(9000.0, 3.0), (9900.0, 7.0)]),
         ["other samples of errors_total at -1000.000 s: {'x': 'a'}"],
     ),
+    "the end of a series": (ONE, _counting(5, 5, [*COUNTER, (9950.0, math.nan)]), []),
     "another sum": (ONE, _counting(5, 5, COUNTER, neutral=4.1), ["4.0 and 4.1: {'x': ''}"]),
 }  # fmt: skip
 
@@ -134,6 +140,12 @@ def test_other_expressions_are_equal_to_the_last_digit() -> None:
     one, other = Answers({"up": {"a": 1.0}}), Answers({"up": {"a": 1.001}})
     assert list(differing(one, one, "up", AT)) == []
     assert list(differing(one, other, "up", AT)) == ["1.0 and 1.001: {'x': 'a'}"]
+
+
+def test_the_last_digits_of_a_number_in_a_label_may_differ() -> None:
+    one, other, third = (Answers({"up": {x: 1.0}}) for x in ("1.6386811584", "1.6386811583999", "1.6386"))
+    assert list(differing(one, other, "up", AT)) == []
+    assert list(differing(one, third, "up", AT)) != []
 
 
 def test_what_nobody_knows_how_to_compare_is_refused() -> None:

@@ -103,6 +103,15 @@ def test_a_dashboard_uses_the_new_names_of_labels_everywhere() -> None:
     ]
 
 
+def test_a_query_that_stays_keeps_its_legend() -> None:
+    """It returns the labels of the other exporter, as long as that runs."""
+    target = {"expr": "nvidia_smi_compute_mode", "legendFormat": "{{uuid}}", "refId": "B"}
+    (panel,) = json.loads(Migration().migrate(json.dumps({"panels": [{**PANEL, "targets": [target]}]})))["panels"]
+
+    comment = "# not rewritten: nvidia_smi_compute_mode has no counterpart\n"
+    assert panel["targets"] == [{**target, "expr": comment + target["expr"]}]
+
+
 @pytest.mark.parametrize(
     ("query", "after"),
     [
