@@ -133,8 +133,13 @@ def wakeups(*roots: int) -> int:
     for pid in process_tree(*roots):
         for status in Path(f"/proc/{pid}/task").glob("*/status"):
             with suppress(FileNotFoundError, ProcessLookupError):  # it ended
-                found += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+                found += thread_wakeups(status.parent)
     return found
+
+
+def thread_wakeups(task: Path) -> int:
+    """Return how often a thread, a folder of /proc/PID/task, gave up the CPU to wait, so far."""
+    return int((task / "status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 @contextmanager
