@@ -36,7 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
@@ -138,8 +138,8 @@ def skipped(page: str) -> int | None:
 
 def cpu_and_memory(exporter: Exporter, seconds: float) -> tuple[float, float]:
     """Scrape once a second with gzip, as Prometheus does; return the share of a core and the most memory in MiB."""
-    with most_memory(exporter) as most:
-        scrape_once, start, before = Scraper(exporter.port), time.monotonic(), exporter.cpu_seconds()
+    with most_memory(exporter) as most, closing(Scraper(exporter.port)) as scrape_once:
+        start, before = time.monotonic(), exporter.cpu_seconds()
         while (elapsed := time.monotonic() - start) < seconds:
             scrape_once()
             time.sleep(min(1.0, max(0.0, seconds - elapsed)))
