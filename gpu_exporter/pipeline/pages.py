@@ -29,7 +29,7 @@ class Page:
     Pages share families that have not changed. A variant is joined to bytes only if it is requested.
     """
 
-    def __init__(self, families: Sequence[tuple[bytes, bytes, Sequence[bytes]]]) -> None:
+    def __init__(self, families: Sequence[tuple[bytes, bytes, bytes]]) -> None:
         self._families = families
         self._bodies: dict[Variant, bytes] = {}
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Page:
         return body
 
     def _make(self, variant: Variant) -> bytes:
-        parts = ((om if variant.openmetrics else text, *lines) for text, om, lines in self._families)
+        parts = ((om if variant.openmetrics else text, lines) for text, om, lines in self._families)
         body = b"".join(chain.from_iterable(parts)) + (b"# EOF\n" if variant.openmetrics else b"")
         return _gzip(body) if variant.gzip else body
 

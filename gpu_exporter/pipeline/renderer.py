@@ -191,7 +191,7 @@ class Renderer:
         self._selection = selection or everything()
         self._samples: tuple[Sample, ...] = ()
         self._lines: dict[str, dict[Series, bytes]] = {}
-        self._families: dict[str, Sequence[bytes]] = {}
+        self._families: dict[str, bytes] = {}
         self._owner_labels = OwnerLabels()
         self._value_labels: Mapping[Gpu | None, Labels] = {}
         families = self._selection.families
@@ -246,7 +246,7 @@ class Renderer:
             family[series] = b"%b %b\n" % (prefix, text.encode())
             changed.add(name)
         for name in changed:
-            self._families[name] = tuple(lines[name].values())
+            self._families[name] = b"".join(lines[name].values())
 
     def _forget_moved(self, owner_labels: OwnerLabels) -> None:
         """Forget the labels of series whose owner has changed."""
@@ -302,10 +302,11 @@ class Renderer:
         pairs = [f'{name}="{escape(value)}"' for name, value in labels.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
-    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, Sequence[bytes]]:
+    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, bytes]:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
-        return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
+        lines = (f"{s.name}{self._braces(s.labels)} {number(s.value)}\n" for s in metric.samples)
+        return text, om, "".join(lines).encode()
 
 
 def source_labels(source: Source) -> Labels:
