@@ -11,7 +11,7 @@ until the first page with all of its samples.
 
 The floor of gpu-exporter is the memory of a Python process that reads each GPU once (measured in the same way), and the
 CPU of one loop that makes the same NVML calls at the same pace (`benchmarks.floor`). `benchmarks.memory_parts` measures
-what the memory of gpu-exporter consists of.
+what the memory of gpu-exporter consists of, `benchmarks.cpu_parts` the CPU.
 
 A row of gpu-exporter is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`;
 `@100ms` sets the interval, `/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default
@@ -36,8 +36,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -114,6 +114,7 @@ class Cost:
     wakeups: float = 0.0
     floor: Floor | None = None
     memory: Mapping[str, float] | None = None
+    threads: Mapping[str, tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def skipped(page: str) -> int | None:
 
 def cpu_and_memory(exporter: Exporter, seconds: float) -> tuple[float, float]:
     """Scrape once a second with gzip, as Prometheus does; return the share of a core and the most memory in MiB."""
-    with most_memory(exporter) as most:
-        scrape_once, start, before = Scraper(exporter.port), time.monotonic(), exporter.cpu_seconds()
+    with most_memory(exporter) as most, closing(Scraper(exporter.port)) as scrape_once:
+        start, before = time.monotonic(), exporter.cpu_seconds()
         while (elapsed := time.monotonic() - start) < seconds:
             scrape_once()
             time.sleep(min(1.0, max(0.0, seconds - elapsed)))
@@ -197,14 +198,19 @@ def allocations(arguments: Sequence[str], env: Mapping[str, str], ticks: int = A
     return beside_serve(["benchmarks.allocations", str(ticks)], arguments, env)
 
 
+def cpu_parts(arguments: Sequence[str], env: Mapping[str, str], seconds: float) -> Mapping[str, tuple[float, float]]:
+    """Run `benchmarks.cpu_parts` with these options of `serve`; return its result."""
+    return beside_serve(["benchmarks.cpu_parts", str(seconds)], arguments, env, PATIENCE_SECONDS + 2 * seconds)
+
+
 def beside_serve(
     module: Sequence[str], arguments: Sequence[str], env: Mapping[str, str], limit: float | None = None
-) -> Mapping[str, float]:
+) -> Mapping[str, Any]:
     """Run a module with these options of `serve`, for `limit` seconds at most; return what it prints."""
     served = ["serve", "--address", f"127.0.0.1:{free_port()}", "--log-level", "error", *arguments]
     command = [sys.executable, "-m", *module, *served]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=limit)
-    found: Mapping[str, float] = json.loads(done.stdout)
+    found: Mapping[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -232,7 +238,6 @@ def measure(
     env: Mapping[str, str] | None = None,
     allocated: Mapping[str, float] | None = None,
     least: Floor | None = None,
-    parts: Mapping[str, float] | None = None,
     beside: Mapping[int, Sequence[str]] | None = None,
     first_read: float = 0.0,
 ) -> Cost:
@@ -268,7 +273,6 @@ def measure(
         start_seconds=start_after,
         wakeups=wakes,
         floor=least,
-        memory=parts,
     )
 
 
@@ -285,9 +289,11 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
         allocated = None if interval or few else allocations(arguments, {})
         least = None if interval else floor(arguments, {}, seconds)
         parts = None if interval or few else beside_serve(["benchmarks.memory_parts"], arguments, {}, PATIENCE_SECONDS)
+        threads = None if interval or few else cpu_parts(arguments, {}, seconds / 2)
         span = seconds / 2 if interval else seconds
         command = exporter_command(port, *arguments)
-        yield measure(whole, command, port, span, boards=read, allocated=allocated, least=least, parts=parts)
+        found = measure(whole, command, port, span, boards=read, allocated=allocated, least=least)
+        yield replace(found, memory=parts, threads=threads)
     for peer in PEERS if with_peers else ():
         yield measured(peer, seconds / 3, boards)
 

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPConnection
@@ -133,8 +133,13 @@ def wakeups(*roots: int) -> int:
     for pid in process_tree(*roots):
         for status in Path(f"/proc/{pid}/task").glob("*/status"):
             with suppress(FileNotFoundError, ProcessLookupError):  # it ended
-                found += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+                found += thread_wakeups(status.parent)
     return found
+
+
+def thread_wakeups(task: Path) -> int:
+    """Return how often a thread, a folder of /proc/PID/task, gave up the CPU to wait, so far."""
+    return int((task / "status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 @contextmanager
@@ -229,16 +234,21 @@ class Scraper:
         self._connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
         return len(self._connection.getresponse().read())
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
 
 def _durations(port: int, scrapes_each: int, pause: float, begin: float, offset: int) -> tuple[list[float], int]:
     """Scrape again and again from a time (monotonic seconds) on; return the milliseconds of each, and the size."""
-    scrape_once, took, size = Scraper(port), [], 0
+    took, size = [], 0
     time.sleep(max(0.0, begin - time.monotonic()))
-    for turn in range(scrapes_each):
-        time.sleep(pause * (1 + (offset * 7 + turn * 3) % 10 / 10))
-        start = time.perf_counter()
-        size = scrape_once()
-        took.append((time.perf_counter() - start) * 1000)
+    with closing(Scraper(port)) as scrape_once:
+        for turn in range(scrapes_each):
+            time.sleep(pause * (1 + (offset * 7 + turn * 3) % 10 / 10))
+            start = time.perf_counter()
+            size = scrape_once()
+            took.append((time.perf_counter() - start) * 1000)
     return took, size
 
 

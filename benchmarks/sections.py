@@ -40,9 +40,21 @@ samples.
 """
 MORE_HEAD = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
 MOST_PARTS = 24
+# Threads with less have no row: those that sleep until something happens.
+LEAST_CPU, LEAST_WAKEUPS = 0.00005, 0.1
 MEMORY = """
 What the memory consists of, measured in a separate process: by how much the import of each package adds to it, and the
 rest.
+"""
+# What the threads do is in docs/architecture.md.
+THREADS = """
+What the CPU consists of, measured in a separate process that is scraped once a second: the share of a core and the
+wake-ups a second of each [thread](architecture.md#threads). `gpu-N` are the threads that call the driver, so they
+contain the floor; `clock` makes the page and compresses it, `http` sends it.
+
+What would save more, and what it would cost: one thread for all GPUs (a call that hangs would need another thread that
+takes over), other libraries for compression and HTTP (dependencies), pages that are made only when they are scraped (a
+scrape would wait for its page), rendering in C (a compiler).
 """
 FLOOR_HEAD = ("CPU by the floor", "memory by the floor", "wake-ups a second")
 FLOOR = """
@@ -120,6 +132,7 @@ def cost(numbers: Numbers) -> Shown:
         table((*head, *more), rows)
         + (ACCOUNTING if fair else "")
         + (FLOOR if floor else "")
+        + _threads(found)
         + _memory(found)
         + _extrapolated(found, most_gpus),
         {
@@ -164,6 +177,26 @@ def of_floor(each: Numbers) -> tuple[str, ...]:
         return "", "", wakes
     cpu, memory = (each[key] / floor[key] for key in ("cpu", "rss_mib"))
     return f"{cpu:.1f} times {percent(floor['cpu'], 2)}", f"{memory:.2f} times {floor['rss_mib']:.1f} MiB", wakes
+
+
+def _threads(found: Sequence[Numbers]) -> str:
+    """Return what the CPU of each row consists of; empty if no row has that."""
+    rows = [each for each in found if each.get("threads")]
+    if not rows:
+        return ""
+    spent = [each["threads"] for each in rows]
+    names = [name for name, (cpu, wakes) in spent[0].items() if cpu >= LEAST_CPU or wakes >= LEAST_WAKEUPS]
+    names += [name for each in spent[1:] for name in each if name not in spent[0]]
+    names = sorted(dict.fromkeys(names), key=lambda name: -max(each.get(name, (0.0,))[0] for each in spent))
+    cells = [
+        (f"`{name}`", *(f"{percent(each[name][0], 2)}, {each[name][1]:.1f}" if name in each else "" for each in spent))
+        for name in names
+    ]
+    sums = [[sum(column) for column in zip(*each.values(), strict=True)] for each in spent]
+    head = ("CPU of a core and wake-ups, of", *(named(each["name"]) for each in rows))
+    floors = [percent(each["floor"]["cpu"], 2) if each.get("floor") else "" for each in rows]
+    all_threads = ("all threads", *(f"{percent(cpu, 2)}, {wakes:.1f}" for cpu, wakes in sums))
+    return THREADS + "\n" + table(head, [*cells, all_threads, ("the floor", *floors)])
 
 
 def _memory(found: Sequence[Numbers]) -> str:

@@ -120,7 +120,10 @@ class Histograms:
         return histogram, good, len(values) - len(good)
 
     def _histogram(self, metric: Metric, labels: Labels) -> Histogram:
-        return self._all.setdefault((metric, labels), Histogram(metric, labels))
+        histogram = self._all.get((metric, labels))
+        if histogram is None:
+            histogram = self._all[metric, labels] = Histogram(metric, labels)
+        return histogram
 
     def end(self, series: Series) -> Sequence[Histogram]:
         """Forget a series that has ended; return the histograms that were made from it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import compress
+from itertools import chain, compress
 from operator import ne
 from typing import TYPE_CHECKING
 
@@ -190,9 +190,8 @@ class Renderer:
         self._labels_of_all = labels
         self._selection = selection or everything()
         self._samples: tuple[Sample, ...] = ()
-        self._prefixes: dict[Series, bytes] = {}
         self._lines: dict[str, dict[Series, bytes]] = {}
-        self._bodies: dict[str, bytes] = {}
+        self._families: dict[str, bytes] = {}
         self._owner_labels = OwnerLabels()
         self._value_labels: Mapping[Gpu | None, Labels] = {}
         families = self._selection.families
@@ -215,53 +214,50 @@ class Renderer:
             self._update([new for _, new in changed])
         else:
             self._lay_out(snapshot.samples)
-        bodies = self._bodies
-        families = [(text, om, bodies[name]) for name, (text, om) in self._headers.items() if name in bodies]
+        shown = self._families
+        families = [(text, om, shown[name]) for name, (text, om) in self._headers.items() if name in shown]
         return Page([*families, *map(self._client, process)])
 
     def _lay_out(self, samples: Sequence[Sample]) -> None:
         """Render all families anew: there are other series, or the same in another order."""
-        style, prefixes = self._style, self._prefixes
-        filtered = style.devices.kind != "f"
-        if len(prefixes) > 2 * len(samples) + 100:
-            prefixes.clear()
+        style, filtered = self._style, self._style.devices.kind != "f"
+        before = dict(chain.from_iterable(family.items() for family in self._lines.values()))
         self._lines.clear()
-        self._bodies.clear()
+        self._families.clear()
         for series, _ in samples:
             name = series.metric.name
             if name in self._headers and not (filtered and style.hides(series)):
-                self._lines.setdefault(name, {})[series] = b""
+                self._lines.setdefault(name, {})[series] = before.get(series, b"")
         self._update(samples)
 
     def _update(self, samples: Iterable[Sample]) -> None:
         """Render these samples, whose values have changed, and their families."""
-        lines, prefixes, converters = self._lines, self._prefixes, self._converters
+        lines, converters = self._lines, self._converters
         changed = set()
         for series, value in samples:
             name = series.metric.name
             family = lines.get(name)
             if family is None or series not in family:
                 continue
-            prefix = prefixes.get(series)
-            if prefix is None:
-                prefix = prefixes[series] = self._prefix(series)
+            line = family[series]
+            prefix = line[: line.rindex(b" ")] if line else self._prefix(series)
             convert = converters.get(name)
             text = number(convert(value) if convert else value)
             family[series] = b"%b %b\n" % (prefix, text.encode())
             changed.add(name)
         for name in changed:
-            self._bodies[name] = b"".join(lines[name].values())
+            self._families[name] = b"".join(lines[name].values())
 
     def _forget_moved(self, owner_labels: OwnerLabels) -> None:
         """Forget the labels of series whose owner has changed."""
         before, self._owner_labels = self._owner_labels, owner_labels
         if before != owner_labels:
-            self._forget([s for s in self._prefixes if before.labels(s) != owner_labels.labels(s)])
+            self._forget(lambda series: before.labels(series) != owner_labels.labels(series))
 
-    def _forget(self, series: Iterable[Series]) -> None:
+    def _forget(self, has_moved: Callable[[Series], bool]) -> None:
         """Have the labels of these series made anew."""
-        for each in series:
-            del self._prefixes[each]
+        for family in self._lines.values():
+            family.update((series, b"") for series in family if has_moved(series))
         self._samples = ()
 
     def _relabel(self, snapshot: Snapshot) -> None:
@@ -286,7 +282,7 @@ class Renderer:
         self._value_labels = now
         changed = {gpu for gpu in (before.keys() | now.keys()) if before.get(gpu, ()) != now.get(gpu, ())}
         if changed:
-            self._forget([series for series in self._prefixes if series.gpu in changed and series.metric.classic])
+            self._forget(lambda series: series.gpu in changed and series.metric.classic)
 
     def _label_rows(self, gpu: Gpu) -> Labels:
         return (*self._selection.label_rows(gpu), *self._value_labels.get(gpu, ()))

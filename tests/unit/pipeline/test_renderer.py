@@ -139,11 +139,11 @@ def test_only_families_with_a_new_value_are_rendered() -> None:
     """Pages share the others."""
     renderer, power, up = Renderer("n"), *(Series(row, Gpu(0, "GPU-0")) for row in (m.POWER, m.UP))
     for value in (1.0, 2.0):
-        before = dict(renderer._bodies)
+        before = dict(renderer._families)
         renderer.render(Snapshot(0, "", (Sample(power, value), Sample(up, 1.0))))
 
-    assert renderer._bodies[m.UP.name] is before[m.UP.name]
-    assert renderer._bodies[m.POWER.name] != before[m.POWER.name]
+    assert renderer._families[m.UP.name] is before[m.UP.name]
+    assert renderer._families[m.POWER.name] != before[m.POWER.name]
 
 
 def test_values_as_labels_follow_the_values() -> None:
