@@ -178,13 +178,15 @@ class LabelReader:
         # By their identity: those of this scrape, and of the one before.
         self._known: dict[int, ReadLabels] = {}
         self._before: Mapping[int, ReadLabels] = {}
+        # By the identity of the labels in this scrape, and by their names in it and in the one before.
         self._columns: dict[int, ReadColumn] = {}
-        self._columns_before: Mapping[int, ReadColumn] = {}
+        self._names: dict[str, ReadColumn] = {}
+        self._names_before: Mapping[str, ReadColumn] = {}
 
     def begin(self) -> None:
         """Begin with a scrape. Labels that neither it nor the one before it has are forgotten."""
         self._known, self._before = {}, self._known
-        self._columns, self._columns_before = {}, self._columns
+        self._columns, self._names, self._names_before = {}, {}, self._names
 
     def __call__(self, labels: Mapping[str, str]) -> ReadLabels | None:
         """Return what labels say; None without a UUID."""
@@ -198,14 +200,14 @@ class LabelReader:
 
     def column(self, column: Column) -> ReadColumn:
         """Return what the labels of a column say."""
-        labels = column.labels
-        read = self._columns.get(id(labels))
+        name, labels = column.name, column.labels
+        read = self._names.get(name)
         if read is None:
-            read = self._columns_before.get(id(labels))
-            if read is None or read.labels is not labels:
+            read = self._columns.get(id(labels)) or self._names_before.get(name)
+            if read is None or (read.labels is not labels and read.labels != labels):
                 known = self._known
                 read = ReadColumn(labels, [known.get(id(each)) or self(each) for each in labels])
-            self._columns[id(labels)] = read
+            self._names[name] = self._columns[id(labels)] = read
         return read
 
 
