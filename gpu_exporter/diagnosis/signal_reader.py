@@ -13,7 +13,7 @@ from typing import Protocol
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read
-from gpu_exporter.diagnosis.scrape import LARGEST, ByName, Column, DeviceKey, LabelReader, ReadLabels
+from gpu_exporter.diagnosis.scrape import LARGEST, ByName, DeviceKey, LabelReader, ReadLabels, SampleColumn
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
@@ -97,7 +97,7 @@ class ValueReader:
                 _shorten(points, at)
 
     def _values(
-        self, at: float, column: Column, by_name: ByName, read: LabelReader
+        self, at: float, column: SampleColumn, by_name: ByName, read: LabelReader
     ) -> Iterator[tuple[DeviceKey | None, float]]:
         """Yield the values of the samples, which are not just their numbers, with their devices."""
         way, is_selective = self.way, bool(self.way.where or self.way.any_of)
