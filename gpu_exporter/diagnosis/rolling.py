@@ -111,18 +111,24 @@ class _Formula:
     ) -> Mapping[DeviceKey, Points]:
         """Return its points since a time, and add those for which its inputs have new ones."""
         times: dict[DeviceKey, list[float]] = {}
-        columns: dict[Signal, list[float | None]] = {signal: [] for signal in self._inputs}
-        before = {key: self._points.pop(key, []) for key in devices}
-        for key, of_key in before.items():
-            inputs = [signals.get(signal, {}).get(key, ()) for signal in self._inputs]
-            if all(inputs):
-                last = of_key[-1][0] if of_key else -1.0
-                times[key] = sorted({t for points in inputs for t in _later(points, last)})
-                for column, points in zip(columns.values(), inputs, strict=True):
+        values: dict[Signal, list[float | None]] = {signal: [] for signal in self._inputs}
+        columns = [signals.get(signal, {}) for signal in self._inputs]
+        for key in devices:
+            inputs = [column.get(key, ()) for column in columns]
+            before = self._points.pop(key, [])
+            if not all(inputs):
+                continue
+            kept = [point for point in before if point[0] >= since]
+            self._points[key] = kept or before[-1:]
+            last = before[-1][0] if before else -1.0
+            new = {t for points in inputs for t in _later(points, last)}
+            if new:
+                times[key] = sorted(new)
+                for column, points in zip(values.values(), inputs, strict=True):
                     column += (latest(points, t) for t in times[key])
-        for key, new in calculated(self._way, times, columns).items():
-            kept = [point for point in before[key] if point[0] >= since]
-            self._points[key] = kept + new or before[key][-1:]
+        for key, of_key in calculated(self._way, times, values).items() if times else ():
+            points = self._points[key]
+            self._points[key] = [*(point for point in points if point[0] >= since), *of_key] or points
         return {key: self._points[key] for key in devices if key in self._points}
 
 

@@ -24,7 +24,7 @@ class ScrapedSample(NamedTuple):
     value: float
 
 
-class Column:
+class SampleColumn:
     """The samples of one name, as the sequence of their labels and that of their values.
 
     Columns of the same series have the same object as `labels`, in a page and often in the next one.
@@ -42,13 +42,13 @@ class Column:
         return len(self.values)
 
 
-ByName = Mapping[str, Column]
+ByName = Mapping[str, SampleColumn]
 
 
-class Page(Sequence[ScrapedSample]):
+class ScrapedPage(Sequence[ScrapedSample]):
     """The samples of a page, in its order. Each part of it is a column, or samples of any names."""
 
-    def __init__(self, parts: Sequence[Column | Sequence[ScrapedSample]]) -> None:
+    def __init__(self, parts: Sequence[SampleColumn | Sequence[ScrapedSample]]) -> None:
         self._parts = parts
 
     def __iter__(self) -> Iterator[ScrapedSample]:
@@ -63,32 +63,34 @@ class Page(Sequence[ScrapedSample]):
     @cached_property
     def by_name(self) -> ByName:
         """The samples by their names, in the order in which these come."""
-        columns: dict[str, list[Column]] = {}
+        columns: dict[str, list[SampleColumn]] = {}
         for part in self._parts:
-            for column in (part,) if isinstance(part, Column) else _columns(part):
+            for column in (part,) if isinstance(part, SampleColumn) else _columns(part):
                 columns.setdefault(column.name, []).append(column)
         return {name: of_name[0] if len(of_name) == 1 else _joined(of_name) for name, of_name in columns.items()}
 
 
 def samples_by_name(samples: Iterable[ScrapedSample]) -> ByName:
     """Return the samples by their names, in the order in which these come."""
-    return samples.by_name if isinstance(samples, Page) else {column.name: column for column in _columns(samples)}
+    return (
+        samples.by_name if isinstance(samples, ScrapedPage) else {column.name: column for column in _columns(samples)}
+    )
 
 
-def _columns(samples: Iterable[ScrapedSample]) -> Iterable[Column]:
+def _columns(samples: Iterable[ScrapedSample]) -> Iterable[SampleColumn]:
     """Return the samples in a column for each name."""
     columns: dict[str, tuple[list[Mapping[str, str]], list[float]]] = defaultdict(lambda: ([], []))
     for name, labels, value in samples:
         column = columns[name]
         column[0].append(labels)
         column[1].append(value)
-    return [Column(name, *column) for name, column in columns.items()]
+    return [SampleColumn(name, *column) for name, column in columns.items()]
 
 
-def _joined(columns: Sequence[Column]) -> Column:
+def _joined(columns: Sequence[SampleColumn]) -> SampleColumn:
     """Return columns of the same name as one."""
     labels = [each for column in columns for each in column.labels]
-    return Column(columns[0].name, labels, [each for column in columns for each in column.values])
+    return SampleColumn(columns[0].name, labels, [each for column in columns for each in column.values])
 
 
 class Scrape(NamedTuple):
@@ -187,13 +189,15 @@ class LabelReader:
         # By their identity: those of this scrape, and of the one before.
         self._known: dict[int, ReadLabels] = {}
         self._before: Mapping[int, ReadLabels] = {}
+        # By the identity of the labels in this scrape, and by their names in it and in the one before.
         self._columns: dict[int, ReadColumn] = {}
-        self._columns_before: Mapping[int, ReadColumn] = {}
+        self._names: dict[str, ReadColumn] = {}
+        self._names_before: Mapping[str, ReadColumn] = {}
 
     def begin(self) -> None:
         """Begin with a scrape. Labels that neither it nor the one before it has are forgotten."""
         self._known, self._before = {}, self._known
-        self._columns, self._columns_before = {}, self._columns
+        self._columns, self._names, self._names_before = {}, {}, self._names
 
     def __call__(self, labels: Mapping[str, str]) -> ReadLabels | None:
         """Return what labels say; None without a UUID."""
@@ -205,16 +209,16 @@ class LabelReader:
             self._known[id(labels)] = read
         return read
 
-    def column(self, column: Column) -> ReadColumn:
+    def column(self, column: SampleColumn) -> ReadColumn:
         """Return what the labels of a column say."""
-        labels = column.labels
-        read = self._columns.get(id(labels))
+        name, labels = column.name, column.labels
+        read = self._names.get(name)
         if read is None:
-            read = self._columns_before.get(id(labels))
-            if read is None or read.labels is not labels:
+            read = self._columns.get(id(labels)) or self._names_before.get(name)
+            if read is None or (read.labels is not labels and read.labels != labels):
                 known = self._known
                 read = ReadColumn(labels, [known.get(id(each)) or self(each) for each in labels])
-            self._columns[id(labels)] = read
+            self._names[name] = self._columns[id(labels)] = read
         return read
 
 

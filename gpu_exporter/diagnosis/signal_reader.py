@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Protocol
@@ -13,7 +13,7 @@ from typing import Protocol
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read
-from gpu_exporter.diagnosis.scrape import LARGEST, ByName, Column, DeviceKey, LabelReader, ReadLabels
+from gpu_exporter.diagnosis.scrape import LARGEST, ByName, DeviceKey, LabelReader, ReadLabels, SampleColumn
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
@@ -61,21 +61,27 @@ class ValueReader:
     _forgot: float = -math.inf
     _first: float = math.inf
     _period: float = 0.0
+    _is_plain: bool = True
 
     def __post_init__(self) -> None:
-        self._period = PERIODS.get(self.way.name, 0.0)
+        way = self.way
+        self._period = PERIODS.get(way.name, 0.0)
+        self._is_plain = not (way.codes or way.age_by or way.rate or way.where or way.any_of) and way.bit is None
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape."""
         column, way = by_name.get(self.way.name), self.way
         if column is None:
             return
-        scale, by_device, values = 1.0, self.points, self._values(at, column, by_name, read)
-        if not (way.codes or way.age_by or way.rate or way.where or way.any_of) and way.bit is None:
-            keys = read.column(column).devices(per_instance=self.per_instance)
-            scale, values = way.scale, zip(keys, column.values, strict=True)
-        self._first = min(self._first, at)
-        is_long = at - self._first > LONGEST_SECONDS
+        values: Iterable[tuple[DeviceKey | None, float]]
+        if self._is_plain:
+            devices = read.column(column).devices(per_instance=self.per_instance)
+            scale, values = way.scale, zip(devices, column.values)  # noqa: B905 of one length
+        else:
+            scale, values = 1.0, self._values(at, column, by_name, read)
+        if not self.points:
+            self._first = at
+        is_long, by_device = at - self._first > LONGEST_SECONDS, self.points
         for key, number in values:
             value = number * scale
             # Some exporters write NaN for a missing value.
@@ -91,7 +97,7 @@ class ValueReader:
                 _shorten(points, at)
 
     def _values(
-        self, at: float, column: Column, by_name: ByName, read: LabelReader
+        self, at: float, column: SampleColumn, by_name: ByName, read: LabelReader
     ) -> Iterator[tuple[DeviceKey | None, float]]:
         """Yield the values of the samples, which are not just their numbers, with their devices."""
         way, is_selective = self.way, bool(self.way.where or self.way.any_of)
@@ -194,20 +200,22 @@ class ShapeReader:
         """Add the samples of a scrape."""
         now: dict[Hashable, dict[float, float]] = defaultdict(dict)
         devices: dict[Hashable, DeviceKey] = {}
-        for sample in by_name.get(self.way.series, ()):
-            le = sample.labels.get("le", "")
-            edge = _edge(le)
-            of_labels = read(sample.labels)
-            if of_labels and edge is not None and 0 <= sample.value <= LARGEST:
+        column = by_name.get(self.way.series)
+        of_column = zip(read.column(column).read, column.values, strict=True) if column else ()
+        for of_labels, value in of_column:
+            if of_labels is None or not 0 <= value <= LARGEST:
+                continue
+            edge = _edge(of_labels.labels.get("le", ""))
+            if edge is not None:
                 series = of_labels.series_of_buckets()
-                now[series][edge] = sample.value
+                now[series][edge] = value
                 devices[series] = of_labels.device if self.per_instance else of_labels.gpu
         highest: dict[DeviceKey, float] = {}
         for series, buckets in now.items():
             grown = self._growth[series].take(at, buckets, self.seconds)
-            value = self.way.shape.value(grown) if self.way.shape else None
-            if value is not None:
-                highest[devices[series]] = max(highest.get(devices[series], value), value)
+            share = self.way.shape.value(grown) if self.way.shape else None
+            if share is not None:
+                highest[devices[series]] = max(highest.get(devices[series], share), share)
         for key, value in highest.items():
             points = self.points[key]
             points.append((at, value))

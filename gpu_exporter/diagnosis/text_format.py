@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpu_exporter.diagnosis.scrape import Column, Page, ScrapedSample
+from gpu_exporter.diagnosis.scrape import SampleColumn, ScrapedPage, ScrapedSample
 from gpu_exporter.io.decoding import printable
 
 MOST_LINES = 500_000
@@ -47,16 +47,16 @@ class TextParser:
         self._last_labels: Mapping[str, Labels] = {}
         self._last_columns: Mapping[tuple[str, str, int], _Known] = {}
 
-    def __call__(self, text: str) -> Page:
+    def __call__(self, text: str) -> ScrapedPage:
         """Return the samples of a response. Raises ValueError."""
         _check_size(text)
         self._names, self._label_names = {}, {}
         self._last_labels, self._labels = self._labels, {}
         self._last_columns, self._columns = self._columns, {}
         # Between two comments there are usually the samples of one name.
-        return Page([part for begin, end in _blocks(text) for part in self._samples(text, begin, end)])
+        return ScrapedPage([part for begin, end in _blocks(text) for part in self._samples(text, begin, end)])
 
-    def _samples(self, text: str, begin: int, end: int) -> Iterator[Column | Sequence[ScrapedSample]]:
+    def _samples(self, text: str, begin: int, end: int) -> Iterator[SampleColumn | Sequence[ScrapedSample]]:
         """Yield the samples of the lines from `begin` to `end`, in a column if they all have the same name."""
         feed = text.find("\n", begin, end)
         line = text[begin : end if feed < 0 else feed]
@@ -75,13 +75,13 @@ class TextParser:
                 self._names.setdefault(sample.name, self._is_read(sample.name))
         return self._names.get(name)
 
-    def _column(self, name: str, lines: Sequence[str]) -> Column | None:
+    def _column(self, name: str, lines: Sequence[str]) -> SampleColumn | None:
         """Return the samples of lines, here without their name and brace; None if a line is not a usual one."""
         inners, ends, texts = zip(*[line.rpartition("} ") for line in lines], strict=True)
         if ends.count("} ") < len(ends):
             return None
         labels, values = self._labels_of(inners), _numbers(texts)
-        return Column(name, labels, values) if labels and values else None
+        return SampleColumn(name, labels, values) if labels and values else None
 
     def _labels_of(self, inners: Sequence[str]) -> Sequence[Labels] | None:
         """Return the labels of a column by what is between the braces; None if a line is not a usual one."""

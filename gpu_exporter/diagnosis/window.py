@@ -21,11 +21,11 @@ from gpu_exporter.diagnosis.scrape import (
     LARGEST,
     ByName,
     Claim,
-    Column,
     DeviceKey,
     LabelReader,
     ReadColumn,
     ReadLabels,
+    SampleColumn,
     Scrape,
     ScrapedSample,
     node_of,
@@ -292,7 +292,7 @@ class Identities:
         self._columns: list[tuple[str, ReadColumn]] = []
         self._listed: Mapping[DeviceKey, DeviceIdentity] = {}
         # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
-        self.allocated = Column(OWNERS_INFO, (), ())
+        self.allocated = SampleColumn(OWNERS_INFO, (), ())
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape at unix time `at`."""
@@ -321,7 +321,7 @@ class Identities:
 
 def _identified(
     columns: Mapping[str, ReadColumn],
-) -> tuple[Mapping[DeviceKey, DeviceIdentity], Mapping[DeviceKey, set[Claim]], Column]:
+) -> tuple[Mapping[DeviceKey, DeviceIdentity], Mapping[DeviceKey, set[Claim]], SampleColumn]:
     """Return the devices that labels name, by the names of the samples; the owners, and which devices are allocated."""
     devices: dict[DeviceKey, DeviceIdentity] = {}
     from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
@@ -358,7 +358,7 @@ def _identified(
     owners = {**from_classic, **from_job_info, **from_pod_info}
     allocated = {key: float(bool(claims)) for key, claims in owners.items() if claims or key in measured}
     labels_of = [{"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance} for key in allocated]
-    return devices, owners, Column(OWNERS_INFO, labels_of, list(allocated.values()))
+    return devices, owners, SampleColumn(OWNERS_INFO, labels_of, list(allocated.values()))
 
 
 def _read(columns: Mapping[str, ReadColumn], name: str) -> Iterable[ReadLabels]:

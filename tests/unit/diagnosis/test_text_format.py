@@ -94,14 +94,31 @@ def test_lines_that_are_not_read() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_next_page_has_the_same_labels(page: Path) -> None:
-    """A page that comes every second is read as the first one was, but its labels only once, except those of the first
-    line of a family. Labels that a page does not have are forgotten."""
+    """A page that comes every second is read as the first one was, but its labels only once, except those of lines
+    that are read one by one. Labels that a page does not have are forgotten."""
     parse, text = TextParser(), page.read_text()
     first, second = list(parse(text)), list(parse(text))
     assert first == second == parsed(text)
     assert len(new_labels(first, second)) <= len({sample.name for sample in first}) < len(second)
     assert not list(parse(""))
     assert len(new_labels(first, parse(text))) == len({id(sample.labels) for sample in first})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_samples_by_name(page: Path) -> None:
+    by_name: dict[str, list[ScrapedSample]] = {}
+    for sample in parsed(page.read_text()):
+        by_name.setdefault(sample.name, []).append(sample)
+    columns = TextParser()(page.read_text()).by_name
+    assert [(name, list(column)) for name, column in columns.items()] == list(by_name.items())
+
+
+def test_metrics_of_the_same_series_share_their_labels() -> None:
+    """What labels say is then found out once for all these metrics and all pages."""
+    parse, text = TextParser(), (ROOT / "tests/golden/h200_x2_ddp.prom").read_text()
+    pages = parse(text).by_name, parse(text).by_name
+    names = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_SM_CLOCK"
+    assert len({id(page[name].labels) for page in pages for name in names}) == 1
 
 
 def new_labels(before: Sequence[ScrapedSample], after: Sequence[ScrapedSample]) -> set[int]:
