@@ -92,7 +92,7 @@ STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
     And(c.TRAFFIC, Compare(_IDLER, ">=", STARVED_GAP)),
 )
-LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP), name="launch_order")
+LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP))
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
 _LONG_SM, _LONG_GR = Over(s.SM_ACTIVE, Fn.MEAN, HOUR), Over(s.GR_ACTIVE, Fn.MEAN, HOUR)
