@@ -109,6 +109,8 @@ class Window:
     of_loops: Mapping[tuple[DeviceKey, str], TermValues] = field(default_factory=dict)
     # Ranks of jobs that have not run for the whole window: a difference may only be that one has begun before another.
     begins: frozenset[Device] = frozenset()
+    # Whether it is too short to say that a rank is always the last one: in a launch-bound job, one is at any time.
+    is_brief: bool = False
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def by_device(self, signal: Signal) -> Mapping[Device, Points]:

@@ -39,6 +39,8 @@ from gpu_exporter.conditions.tree import (
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
+# What only minutes can tell.
+ALWAYS_LAST = "GpuStragglerLaunchBound"
 
 # fmt: off
 # VICTIMS is above one half, because in a stage of two ranks, half of them wait.
@@ -314,7 +316,7 @@ MODES = (
         "what you want: at the power limit that all ranks have, the alert has the severity info.",
     ),
     FailureMode(
-        "GpuStragglerLaunchBound",
+        ALWAYS_LAST,
         Domain.DISTRIBUTED,
         Severity.INFO,
         30 * MINUTE,
