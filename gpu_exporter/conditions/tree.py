@@ -71,7 +71,6 @@ RECORDED = frozenset((Fn.MEAN, Fn.MIN, Fn.MAX, Fn.STDDEV))
 # only once must be here.
 READ_ONCE = frozenset(
     (
-        "gpu:communicates_gr_active:median5m",
         "gpu:communicates_sm_active:min_of_ranks1h",
         "gpu:communicates_sm_active:others_mean5m",
         "gpu:exchanges:others_ratio",

@@ -166,7 +166,6 @@ CLAUSES: Mapping[str, str] = {
     "launch_bound": "the GPU *waits for launches*",
     "launches_late": "its kernels are always *launched last*",
     "all_launch": "all ranks of the job *wait for launches*",
-    "launch_order": "the ranks possibly only *launch in this order*",
     "host_stopped": "the process is *stopped* by its CPU limit or by swapping",
     "host_not_running": "the process is *kept from running*",
     "host_kept_waiting": "the process is *kept waiting*",

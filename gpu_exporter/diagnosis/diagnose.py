@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import APPROXIMATE, FILLS, Bottleneck, bottleneck_is, classified, mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.distributed import STRAGGLERS
+from gpu_exporter.catalogue.failure_modes.distributed import ALWAYS_LAST, STRAGGLERS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.time_shares import time_shares
@@ -92,6 +92,8 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
     down = [up.get(device) == 0 for device in window.devices]
     begins = [device in window.begins for device in window.devices]
     for mode in modes:
+        if mode.name == ALWAYS_LAST and window.is_brief:
+            continue
         if mode.condition is not None and mode.scope is not Scope.FLEET:
             left_out = [*map(or_, down, begins)] if mode.name in STRAGGLERS else down
             _judge(mode, mode.condition, window, left_out, findings, unknown)

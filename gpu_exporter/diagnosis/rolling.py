@@ -19,6 +19,7 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
 from gpu_exporter.conditions.evaluate import Device, Points, holds, latest
+from gpu_exporter.conditions.signal import WINDOW_SECONDS as OF_CLASSES
 from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
@@ -71,7 +72,7 @@ class RollingWindow(SignalReaders):
         jobs = {frozenset(window.ranks(key)) for key in window.devices}
         self._starts = {ranks: self._starts.get(ranks) or _Start() for ranks in jobs if len(ranks) > 1}
         begins = (ranks for ranks, start in self._starts.items() if start.at(window, ranks) > since)
-        window.begins = frozenset(chain.from_iterable(begins))
+        window.begins, window.is_brief = frozenset(chain.from_iterable(begins)), self._seconds < OF_CLASSES
         return window
 
     def _derived(

@@ -122,6 +122,8 @@ class Window:
     begins: frozenset[Device] = frozenset()
     # The ranks of training loops that are there.
     ranks_now: Sequence[RankNow] = ()
+    # Whether it is too short to say that a rank is always the last one: in a launch-bound job, one is at any time.
+    is_brief: bool = False
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def by_device(self, signal: Signal) -> Mapping[Device, Points]:

@@ -39,6 +39,8 @@ from gpu_exporter.conditions.tree import (
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
+# What only minutes can tell.
+ALWAYS_LAST = "GpuStragglerLaunchBound"
 
 # fmt: off
 # VICTIMS is above one half, because in a stage of two ranks, half of them wait.
@@ -92,7 +94,7 @@ STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
     And(c.TRAFFIC, Compare(_IDLER, ">=", STARVED_GAP)),
 )
-LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP), name="launch_order")
+LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP))
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
 _LONG_SM, _LONG_GR = Over(s.SM_ACTIVE, Fn.MEAN, HOUR), Over(s.GR_ACTIVE, Fn.MEAN, HOUR)
@@ -314,7 +316,7 @@ MODES = (
         "what you want: at the power limit that all ranks have, the alert has the severity info.",
     ),
     FailureMode(
-        "GpuStragglerLaunchBound",
+        ALWAYS_LAST,
         Domain.DISTRIBUTED,
         Severity.INFO,
         30 * MINUTE,
