@@ -9,9 +9,10 @@ from typing import Any
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
+from gpu_exporter.catalogue.faults import DOWN
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import summary
-from gpu_exporter.diagnosis.incidents import DiagnosedIncident, lost_gpus
+from gpu_exporter.diagnosis.incidents import LOST, DiagnosedIncident, lost_gpus
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
 from gpu_exporter.diagnosis.words import LONGEST_NAME, names_of
@@ -69,12 +70,21 @@ def _code(cause: str, uuids: Iterable[str], code: Code) -> list[str]:
 
 
 def sentence(found: DiagnosedIncident) -> str:
-    """Return what broke and where, as a sentence: GPU 3 on node-7 is throttled because it is too hot."""
+    """Return what broke and where, as a sentence: GPU 3 on node-7 does not answer: it fell off the bus."""
     where = places(found.culprits)
     subject = where if len(found.culprits) == 1 else f"each of {where}"
     singled_out = len(found.culprits) < len(found.incident.causes)
     words = summary(found.incident.mode, found.culprits[0], subject, singled_out=singled_out)
+    reasons = {culprit.identity.down for culprit in found.culprits}
+    if found.incident.mode.name == LOST and len(reasons) == 1:
+        words = silent(subject, *(DOWN[reason].words for reason in reasons if reason in DOWN))
     return printable(words, LONGEST_SENTENCE)
+
+
+def silent(gpu: str, why: str = "") -> str:
+    """Return that a GPU does not answer, and why if that is known, as the page, `top` and reports say it."""
+    known = why.removeprefix("it does not answer").removeprefix(", and ")
+    return f"{gpu} does not answer: {known}" if known else f"{gpu} does not answer"
 
 
 def hit_by(found: Iterable[DiagnosedIncident]) -> Mapping[DeviceKey, str]:

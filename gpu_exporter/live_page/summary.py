@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.causes import LEAST_LOSS, WORDS, Cause
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.incident_words import hit_words
+from gpu_exporter.diagnosis.incident_words import hit_words, silent
 from gpu_exporter.diagnosis.rolling import RankState
 from gpu_exporter.diagnosis.words import named
 from gpu_exporter.model.verdict import Action, Health
@@ -111,7 +111,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
         words = incident["words"]
         if len(gpus) == len(sick) == 1 and sick[0]["id"] not in said:
             said.add(sick[0]["id"])
-            words = f"{name}: {_verdict(sick[0])}"
+            words = _words(name, sick[0])
         worst = max((Health(entry["health"]) for entry in sick), default=None)
         yield PageProblem(
             tone=BAD if worst is Health.UNHEALTHY else STYLES[incident["severity"]],
@@ -140,12 +140,13 @@ def _clause(name: str, several: bool, worst: Health | None, hit: Sequence[Entry]
     return f"{name} {' and '.join(clauses)}" if clauses else f"{name}: {incident['cause']}"
 
 
-def _verdict(entry: Entry) -> str:
-    """Return why a GPU is not healthy."""
+def _words(name: str, entry: Entry) -> str:
+    """Return why a GPU is not healthy, or does not answer, as a sentence."""
     if entry["problems"]:
-        return "; ".join(problem["what"] for problem in entry["problems"])
+        why = "; ".join(problem["what"] for problem in entry["problems"])
+        return f"{name}: {why}" if entry["up"] else silent(name, why)
     reasons = "" if not entry["up"] else "; ".join(f"{each['what']}: {each['why']}" for each in entry["unknown"])
-    return reasons or str(entry["headline"]["words"])
+    return f"{name}: {reasons or entry['headline']['words']}"
 
 
 def _owner(gpus: Sequence[Entry], incident: Entry) -> str:
@@ -176,7 +177,7 @@ def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator
             tone=TONES[Health(entry["health"])],
             badge=entry["health"].capitalize(),
             title=f"the health of {name} is unknown" if unknown else f"{name} is {entry['health']}",
-            words=f"{name}: {_verdict(entry)}",
+            words=_words(name, entry),
             gpus=[entry["id"]],
             owner=entry["owner"],
             since=entry["since"],

@@ -194,7 +194,7 @@ def test_lost_wedged_released_and_back(serve: Serve, tab: OpenTab, tmp_path: Pat
     expect(heading).to_have_text(HEALTHY)
     driver.lose(0)
     expect(heading).to_have_text("GPU 0 is unhealthy")
-    expect(page.locator(".problems")).to_contain_text("GPU 0: it fell off the bus")
+    expect(page.locator(".problems")).to_contain_text("GPU 0 does not answer: it fell off the bus")
     expect(row(page, "GPU 0").locator(".spark dd").first).to_have_text("\N{EN DASH}")
     driver.restore(0)
     driver.block(1)

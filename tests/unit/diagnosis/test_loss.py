@@ -37,6 +37,13 @@ def test_loss_in_gpu_hours_and_money() -> None:
     assert not list(summary([{}]))
 
 
+def test_mig_instances_count_as_shares_of_a_gpu() -> None:
+    slices = [{cause: share * part for cause, share in HALF.items()} for part in (0.75, 0.25)]
+
+    assert list(summary(slices)) == list(summary([HALF]))
+    assert breakdown([*slices, HALF]) == breakdown([HALF])
+
+
 @pytest.mark.parametrize(
     ("headroom", "limit", "look"),
     [
