@@ -198,7 +198,7 @@ def test_lost_wedged_released_and_back(serve: Serve, tab: OpenTab, tmp_path: Pat
     expect(row(page, "GPU 0").locator(".spark dd").first).to_have_text("\N{EN DASH}")
     driver.restore(0)
     driver.block(1)
-    expect(page.locator(".problems")).to_contain_text("GPU 1: a driver call does not return")
+    expect(page.locator(".problems")).to_contain_text("GPU 1 does not answer: a driver call does not return")
     driver.unblock(1)
     expect(heading).to_have_text(HEALTHY)
     bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
