@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import LEAST_LOSS, SHARES, WORDS, Cause
 from gpu_exporter.catalogue.roofline import NEAR_BEST, Headroom, Position
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import gpu_hours, percent
 
 # Shares below this are not printed.
 LEAST_SHARE = 0.01
@@ -83,7 +83,5 @@ def summary(of_gpus: Sequence[TimeShares], price: float | None = None) -> Iterat
     lost_gpus, whole = sum(lost(shares) for shares in known), gpus(known)
     if lost_gpus < LEAST_LOSS * whole:
         return
-    hours = lost_gpus * HOURS_PER_DAY
-    money = f" ({hours * price:,.2f} USD)" if price is not None else ""
     average = f"{lost_gpus:.1f} of {round(whole, 1):g} GPUs on average"
-    yield f"Lost: {average}. In a day, that would be {hours:.0f} GPU-hours{money}."
+    yield f"Lost: {average}. In a day, that would be {gpu_hours(lost_gpus * HOURS_PER_DAY, price)}."

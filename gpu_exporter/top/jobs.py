@@ -9,8 +9,8 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.words import named
+from gpu_exporter.reports.numbers import ABSENT, narrow
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit
-from gpu_exporter.top.numbers import ABSENT
 from gpu_exporter.top.state import GpuRow
 
 GPUS, SM, POWER, LOST = 14, 12, 8, 12
@@ -54,8 +54,8 @@ def _line(name: str, ranks: Sequence[GpuRow], width: int, marks: Glyphs) -> Line
     return (
         Span(f"  {fit(name, width)} ", "title"),
         Span(f"{fit(gpus, GPUS)} "),
-        Span(f"{bar(mean, SM - 6, marks)}{ABSENT if mean is None else f'{mean:.0%}':>6} "),
-        Span(f"{fit(f'{sum(watts):.0f}W' if watts else ABSENT, POWER, right=True)} "),
+        Span(f"{bar(mean, SM - 6, marks)}{narrow(mean, 'ratio'):>6} "),
+        Span(f"{fit(narrow(sum(watts) if watts else None, 'watts'), POWER, right=True)} "),
         Span(f"{fit(share, LOST, right=True)} ", "warn" if lost_gpus >= 0.1 * whole else ""),
         _finding(ranks),
     )
