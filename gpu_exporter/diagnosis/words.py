@@ -135,14 +135,14 @@ def named(devices: Sequence[tuple[str, str]]) -> str:
 
 
 def places(gpus: Iterable[tuple[str, str, str]]) -> str:
-    """Return GPUs, each with its node, index and MIG instance: GPU 1 on node-a, GPUs 0-3 on node-b and node-c."""
+    """Return GPUs, each with its node, index and MIG instance: GPU 1 on node-a; GPUs 0-3 on node-b, node-c."""
     nodes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for node, index, instance in gpus:
         nodes[printable(node, LONGEST_NAME)].append((index, instance))
     by_names: dict[str, list[str]] = defaultdict(list)
     for node, devices in nodes.items():
         by_names[named(devices)].append(node)
-    return ", ".join(f"{names} on {' and '.join(of)}" if any(of) else names for names, of in by_names.items())
+    return "; ".join(f"{names} on {', '.join(of)}" if any(of) else names for names, of in by_names.items())
 
 
 def explaining(cause: str, effects: Sequence[str]) -> str:
