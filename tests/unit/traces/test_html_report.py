@@ -265,8 +265,8 @@ def test_idle_time_in_words(tmp_path: Path) -> None:
     graph = next(svg for svg in re.findall("<svg.*?</svg>", text) if "Idle time of rank 0" in svg)
     assert [(name, share) for name, (share, *_) in _drawn(graph).items()] == [
         ("all", "4 s, 100 %"),
-        ("writing or reading a checkpoint", "3 s, 75.0 %"),
-        ("save", "3 s, 75.0 %"),
+        ("writing or reading a checkpoint", "3 s, 75 %"),
+        ("save", "3 s, 75 %"),
         ("running other code on the host", "1 s, 25 %"),
         ("main", "1 s, 25 %"),
     ]
