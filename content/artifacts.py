@@ -35,10 +35,6 @@ def _without_profiling() -> str:
     return without_profiling.page({board.title: _dashboard(board) for board in BOARDS})
 
 
-def _in_chart(board: Board) -> str:
-    return chart.dashboard(_dashboard(board))
-
-
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
     "docs/health.md": reference.health,
@@ -59,7 +55,6 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     f"{runbooks.FOLDER}/README.md": runbooks.index,
     **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
     **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},
-    **{f"{chart.FOLDER}/files/dashboards/{board.name}.json": partial(_in_chart, board) for board in BOARDS},
     f"{chart.FOLDER}/Chart.yaml": chart.chart,
     f"{chart.FOLDER}/values.yaml": chart.values_yaml,
     f"{chart.FOLDER}/values.schema.json": chart.schema,

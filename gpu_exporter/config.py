@@ -212,9 +212,9 @@ def check(settings: Iterable[Field[Any]]) -> None:
 check(fields(Config))
 
 
-def room_settings(config: Config, room: type[T]) -> T:
-    """Return the settings of one room: a dataclass whose fields are settings, under the same names."""
-    return room(**{setting.name: getattr(config, setting.name) for setting in fields(cast(Any, room))})
+def package_settings(config: Config, settings: type[T]) -> T:
+    """Return the settings of one package: a dataclass whose fields are settings, under the same names."""
+    return settings(**{each.name: getattr(config, each.name) for each in fields(cast(Any, settings))})
 
 
 def read_file(path: Path) -> dict[str, str]:

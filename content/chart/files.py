@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -17,7 +17,6 @@ from content.chart.values import Value
 from gpu_exporter.alerting import allocation, banner, rules
 from gpu_exporter.alerting.limits import user_limits
 from gpu_exporter.catalogue import project
-from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.reports.markdown import table
@@ -88,11 +87,6 @@ def bundle() -> str:
         "countedGroups": list(rules.OWN_INTERVAL),
     }
     return text + yaml.safe_dump(defaults, sort_keys=False)
-
-
-def dashboard(text: str) -> str:
-    """Return files/dashboards/<name>.json: a dashboard without blanks, so that its ConfigMap is not too large."""
-    return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def _tree(values: Iterable[Value]) -> Tree:
@@ -183,24 +177,9 @@ def readme() -> str:
         ("value", "use instead"),
         ((f"`{value.path}`", f"`{value.successor}`") for value in v.BY_HAND if value.successor),
     )
-    limits = table(
-        ("limit", "default", "unit", "meaning"),
-        ((f"`{limit.name}`", f"{limit.value:.15g}", limit.unit, limit.help) for limit in user_limits()),
-    )
-    modes = table(
-        ("mode", "severity", "hold", "keep"),
-        (
-            (f"[{mode.name}](../../docs/runbooks/{mode.name.lower()}.md)", *_alert(v.mode(mode).default))
-            for mode in MODES
-        ),
-    )
     return banner.markdown(readme_text) + readme_text.README.format(
-        kubernetes=KUBERNETES, version=__version__, values=by_hand, deprecated=deprecated, limits=limits, modes=modes
+        kubernetes=KUBERNETES, version=__version__, values=by_hand, deprecated=deprecated
     )
-
-
-def _alert(default: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple("-" if default[key] == "0s" else str(default[key]) for key in ("severity", "hold", "keep"))
 
 
 def _shown(value: Value) -> str:

@@ -44,7 +44,7 @@ kubectl apply -k overlay
 The pods meet Pod Security *restricted*, which the namespace enforces. For all other settings, use the chart, also to
 see which pod uses a GPU: `attribution.enabled`.
 """
-# Dashboards are left out: the repository has them twice.
+# Dashboards are left out: `dashboards/` has them.
 FEATURES: Mapping[str, Any] = {
     "fullnameOverride": "gpu-exporter",
     "namespaceOverride": NAMESPACE,

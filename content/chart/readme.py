@@ -267,7 +267,7 @@ kubectl exec -n gpu-monitoring POD -- gpu-exporter resume
 
 Every alert is a failure mode, and every threshold in the rules is a limit with a name. `prometheusRule.modes.<mode>` has
 `enabled`, `severity`, `hold` (how long the condition must last; `0s`: not at all) and `keep` (how long the alert stays
-after the condition has ended). For example:
+after the condition has ended); the defaults are in [values.yaml](values.yaml). For example:
 
 ```yaml
 prometheusRule:
@@ -294,9 +294,8 @@ node pools, let it expose their label: `--metric-labels-allowlist=nodes=[cloud.g
 They still work, and the notes after `helm install` name those that you set.
 
 {deprecated}
-### prometheusRule.limits
+### prometheusRule.limits and prometheusRule.modes
 
-{limits}
-### prometheusRule.modes
-
-{modes}"""
+[values.yaml](values.yaml) has every limit with its default, unit and meaning, and every mode with its defaults.
+[docs/failure-modes.md](../../docs/failure-modes.md) says which limits a mode reads.
+"""

@@ -29,12 +29,12 @@ class Target(core.Target):
         return {**query, **interval, "datasource": SOURCE, "instant": self.instant, "range": not self.instant}
 
 
-class _Panel:
-    """What all panels have in common."""
+class Panel(core.Panel):
+    """What all panels have in common, before grafanalib's class of their type."""
 
     def panel_json(self, own: dict[str, Any]) -> dict[str, Any]:
         """Return the panel with what its type writes."""
-        written = super().panel_json(own)  # type: ignore[misc]
+        written = super().panel_json(own)
         fields = written["fieldConfig"]["defaults"]
         if not fields["thresholds"]["steps"]:
             del fields["thresholds"]
@@ -45,7 +45,7 @@ class _Panel:
         return {key: written[key] for key in KEYS if written.get(key) not in (None, [])}
 
 
-class RowPanel(_Panel, core.RowPanel):
+class RowPanel(Panel, core.RowPanel):
     """A row, which has its panels if it is collapsed."""
 
     def to_json_data(self) -> dict[str, Any]:
@@ -53,19 +53,19 @@ class RowPanel(_Panel, core.RowPanel):
         return {**super().to_json_data(), "panels": self.panels}
 
 
-class TextPanel(_Panel, core.Text):
+class TextPanel(Panel, core.Text):
     """A text."""
 
 
-class HeatmapPanel(_Panel, core.Heatmap):
+class HeatmapPanel(Panel, core.Heatmap):
     """A heatmap."""
 
 
-class StateTimelinePanel(_Panel, core.StateTimeline):
+class StateTimelinePanel(Panel, core.StateTimeline):
     """States over time."""
 
 
-class TimeSeriesPanel(_Panel, core.TimeSeries):
+class TimeSeriesPanel(Panel, core.TimeSeries):
     """A graph."""
 
     def to_json_data(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class TimeSeriesPanel(_Panel, core.TimeSeries):
         )
 
 
-class StatPanel(_Panel, core.Stat):
+class StatPanel(Panel, core.Stat):
     """Numbers."""
 
     def to_json_data(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class StatPanel(_Panel, core.Stat):
         )
 
 
-class TablePanel(_Panel, core.Table):
+class TablePanel(Panel, core.Table):
     """A table."""
 
     def to_json_data(self) -> dict[str, Any]:

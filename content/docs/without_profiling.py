@@ -195,4 +195,4 @@ def _panels(boards: Mapping[str, str], is_dead: Callable[[str], bool]) -> Iterat
             name for name, queries in panels if not any(liveness.can_have_result(each, is_dead) for each in queries)
         ]
         if panels:
-            yield f"**{board}**: {len(empty)} of {len(panels)}{': ' if empty else ''}{', '.join(dict.fromkeys(empty))}"
+            yield f"**{board}**: {', '.join(dict.fromkeys(empty)) or 'none'}"

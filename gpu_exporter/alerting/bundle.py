@@ -7,6 +7,7 @@ checkout, `bundled/` links to where they are kept.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -186,9 +187,10 @@ def _target(link: str) -> str:
 def _stored(folder: str, home: str, chosen: BundleChoice) -> Files:
     """Yield the files of a folder of the package data, which is `home` in the repository."""
     root = BUNDLED / folder
-    for path in sorted(root.rglob("*")):
+    # The chart has a link to the dashboards, except in a wheel.
+    for path in sorted(Path(here, name) for here, _, names in os.walk(root, followlinks=True) for name in names):
         name = path.relative_to(root)
-        if path.is_file() and not set(name.parts).intersection(IGNORED):
+        if not set(name.parts).intersection(IGNORED):
             text = path.read_text(encoding="utf-8")
             here = (Path(home) / name).parent.as_posix()
             yield name.as_posix(), relinked(text, outside, here) if path.suffix == ".md" else text

@@ -17,7 +17,7 @@ from gpu_exporter.active_checks.history import ActiveCheckWatch
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, no_check
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.config import Config, room_settings
+from gpu_exporter.config import Config, package_settings
 from gpu_exporter.events.event_log import EventLog, GpuEvidence
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_reader import boot_id
@@ -81,7 +81,7 @@ class Node:
         *,
         alone: bool = True,
     ) -> None:
-        self._name, self._style, self._process = name, room_settings(config, Style), process
+        self._name, self._style, self._process = name, package_settings(config, Style), process
         self._renderer = self._renderer_of(source, selection)
         self._attributor, self._host = _attributor(source, config), _host(source, config)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
@@ -96,7 +96,7 @@ class Node:
             source,
             selection.read_rows,
             self._publish,
-            room_settings(config, CollectionSettings),
+            package_settings(config, CollectionSettings),
             context=Context(events, self._attributor, self._host, self._telemetry, _links(source, config)),
             extra_metrics=extra_metrics,
             every_tick_wanted=health.pages.followed,
@@ -211,7 +211,7 @@ def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch
 
 def _attributor(source: Source, config: Config) -> Attributor | None:
     """Return what looks up the owners of GPUs; None if that is not configured or the GPUs are not this machine's."""
-    wanted = room_settings(config, OwnerSettings)
+    wanted = package_settings(config, OwnerSettings)
     if not (wanted.asks_others or wanted.processes):
         return None
     if not source.live:

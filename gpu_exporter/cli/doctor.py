@@ -13,7 +13,7 @@ from gpu_exporter.cli import local_exporter
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, settings
 from gpu_exporter.cli.stop import leave
-from gpu_exporter.config import Config, room_settings
+from gpu_exporter.config import Config, package_settings
 from gpu_exporter.doctor import examine, machine
 from gpu_exporter.http import client
 from gpu_exporter.model import finding
@@ -64,7 +64,7 @@ def _examined(config: Config) -> tuple[list[finding.Finding], bool]:
         from gpu_exporter.doctor.owners import checks
         from gpu_exporter.owners.settings import OwnerSettings
 
-        around += checks(room_settings(config, OwnerSettings))
+        around += checks(package_settings(config, OwnerSettings))
     if config.nics:
         from gpu_exporter.doctor import nics
 

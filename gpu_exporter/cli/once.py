@@ -13,7 +13,7 @@ from gpu_exporter.cli import tables
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, settings
 from gpu_exporter.cli.stop import leave
-from gpu_exporter.config import Config, room_settings
+from gpu_exporter.config import Config, package_settings
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.pipeline.fields_in_force import Fields, FieldsSettings
 from gpu_exporter.pipeline.monitor import observe
@@ -31,14 +31,14 @@ def once_command(as_json: bool, **values: Any) -> None:
     """
     config = Config(**values)
     ((name, source),) = make_sources(config).items()
-    selection = Fields(room_settings(config, FieldsSettings)).selection
+    selection = Fields(package_settings(config, FieldsSettings)).selection
     snapshot, clean = observe(source, selection.read_rows)
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     elif sys.stdout.isatty():
         click.echo("\n".join(tables.reading_table(readings(snapshot), tables.terminal_width())))
     else:
-        page = Renderer(name, source_labels(source), selection, room_settings(config, Style)).render(snapshot)
+        page = Renderer(name, source_labels(source), selection, package_settings(config, Style)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     leave(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 

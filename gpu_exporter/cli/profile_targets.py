@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.config import Config, room_settings
+from gpu_exporter.config import Config, package_settings
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
@@ -72,7 +72,7 @@ def _owned(wanted: Wanted, config: Config, snapshot: Snapshot, files: HostFiles,
 
 def _rows(wanted: Wanted, config: Config, snapshot: Snapshot) -> Sequence[Row]:
     """Return the rows of attribution. Raises GpuExporterError if kubelet is needed and does not answer."""
-    attribution = attributor(room_settings(replace(config, processes=False), OwnerSettings))
+    attribution = attributor(package_settings(replace(config, processes=False), OwnerSettings))
     if attribution is None:
         return ()
     attribution.start()

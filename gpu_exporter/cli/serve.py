@@ -16,7 +16,7 @@ from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.logs import configure
 from gpu_exporter.cli.options import EVERY_SETTING, Command, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
-from gpu_exporter.config import Config, room_settings
+from gpu_exporter.config import Config, package_settings
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def serve_command(**chosen_settings: Any) -> None:
         if sys.stderr:  # None if it is closed
             faulthandler.enable()  # if the driver's library crashes, stderr shows where
         sources = make_sources(config)
-        fields = Fields(room_settings(config, FieldsSettings))
+        fields = Fields(package_settings(config, FieldsSettings))
         stop = stop_event(hang_up=fields.request_reload)
         exit_after(stop, EXIT_SECONDS)
         clean = run(config, sources, fields, stop, lines)

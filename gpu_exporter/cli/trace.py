@@ -265,14 +265,14 @@ def _print_comparison(rows: Sequence[Any], as_json: bool, lines: Iterator[str]) 
 
 
 def _table(found: TraceTotals, by: str, limit: int) -> Iterator[str]:
-    from gpu_exporter.reports.numbers import short_duration
+    from gpu_exporter.reports.numbers import duration
 
     unit = "step" if found.steps else "trace"
     what = "Idle time" if by in ("cause", "idle-code") else "GPU time"
-    yield f"{what} by {by}, per {unit} of {short_duration(found.step_seconds)}"
+    yield f"{what} by {by}, per {unit} of {duration(found.step_seconds)}"
     for name, total in list(found.by[by].items())[:limit]:
         share = total.seconds / found.step_seconds if found.step_seconds else 0.0
-        time = short_duration(total.seconds)
+        time = duration(total.seconds)
         yield f"  {share:>6.1%}  {time:>8}  {total.count:>8.4g} x  {printable(name, MOST_NAME)}"
     if len(found.by[by]) > limit:
         yield f"  and {len(found.by[by]) - limit} more"

@@ -55,6 +55,11 @@ class Diagnosis:
     approximate: bool = False
 
     @property
+    def gpu_time(self) -> Mapping[Cause, float]:
+        """Where the time of the GPU goes: of an instance, as much as its share of the GPU."""
+        return {cause: share * self.identity.share for cause, share in self.shares.items()}
+
+    @property
     def quality(self) -> str:
         """How good its engine activity, and with it its class, is."""
         return "approximate" if self.approximate else "exact"

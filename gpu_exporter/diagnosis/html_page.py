@@ -8,7 +8,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses
 from gpu_exporter.diagnosis.loss import limits, lost, mean_shares, next_step
 from gpu_exporter.diagnosis.masking import DiagnosisNames
-from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, Measurement, amount
+from gpu_exporter.diagnosis.measurements import MEASUREMENTS, Measurement
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
@@ -30,7 +29,7 @@ from gpu_exporter.reports.html_document import legend, page_foot, page_head, saf
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
 from gpu_exporter.reports.markdown_html import html_of, inline
-from gpu_exporter.reports.numbers import binary_size, capitalised, moment, percent
+from gpu_exporter.reports.numbers import binary_size, capitalised, measured, moment, percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px}dt{color:var(
 
 def chart(title: str, measurement: Measurement, points: Points, limit: float | None, span: tuple[float, float]) -> str:
     """Return a line over the time from `span[0]` to `span[1]`; a sentence if there are no points."""
-    scale: dict[str, float | None] = {"top": 1.0} if measurement.unit == SHARE else {"limit": limit}
-    return line_chart(title, measurement.words, points, span, partial(amount, measurement.unit), **scale)
+    scale: dict[str, float | None] = {"top": 1.0} if measurement.unit == "ratio" else {"limit": limit}
+    return line_chart(title, measurement.words, points, span, lambda value: measured(value, measurement.unit), **scale)
 
 
 def time_bar(shares: Mapping[Cause, float]) -> str:

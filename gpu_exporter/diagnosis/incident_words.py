@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
+from gpu_exporter.catalogue.faults import DOWN
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import summary
-from gpu_exporter.diagnosis.incidents import DiagnosedIncident, lost_gpus
+from gpu_exporter.diagnosis.incidents import LOST, DiagnosedIncident, lost_gpus
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
-from gpu_exporter.diagnosis.words import LONGEST_NAME, names_of
+from gpu_exporter.diagnosis.words import cost, explaining, hit_words, names_of, places
 from gpu_exporter.io.decoding import printable
 
 LONGEST_SENTENCE = 1000
@@ -69,12 +69,21 @@ def _code(cause: str, uuids: Iterable[str], code: Code) -> list[str]:
 
 
 def sentence(found: DiagnosedIncident) -> str:
-    """Return what broke and where, as a sentence: GPU 3 on node-7 is throttled because it is too hot."""
-    where = places(found.culprits)
+    """Return what broke and where, as a sentence: GPU 3 on node-7 does not answer: it fell off the bus."""
+    where = places_of(found.culprits)
     subject = where if len(found.culprits) == 1 else f"each of {where}"
     singled_out = len(found.culprits) < len(found.incident.causes)
     words = summary(found.incident.mode, found.culprits[0], subject, singled_out=singled_out)
+    reasons = {culprit.identity.down for culprit in found.culprits}
+    if found.incident.mode.name == LOST and len(reasons) == 1:
+        words = silent(subject, *(DOWN[reason].words for reason in reasons if reason in DOWN))
     return printable(words, LONGEST_SENTENCE)
+
+
+def silent(gpu: str, why: str = "") -> str:
+    """Return that a GPU does not answer, and why if that is known, as the page, `top` and reports say it."""
+    known = why.removeprefix("it does not answer").removeprefix(", and ")
+    return f"{gpu} does not answer: {known}" if known else f"{gpu} does not answer"
 
 
 def hit_by(found: Iterable[DiagnosedIncident]) -> Mapping[DeviceKey, str]:
@@ -87,21 +96,8 @@ def hit_by(found: Iterable[DiagnosedIncident]) -> Mapping[DeviceKey, str]:
         for diagnosis in each.hit:
             if diagnosis.device not in causes:
                 here = nodes == {diagnosis.identity.node}
-                words.setdefault(diagnosis.device, f"hit by {(names_of if here else places)(each.culprits)}")
+                words.setdefault(diagnosis.device, f"hit by {(names_of if here else places_of)(each.culprits)}")
     return words
-
-
-def hit_words(gpus: str) -> str:
-    """Return which other GPUs an incident hits, as the page, `top` and reports say it."""
-    return f"also hit: {gpus}"
-
-
-def places(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return GPUs with their nodes: GPU 1 on node-a, GPUs 0-3 on node-b."""
-    nodes: dict[str, list[Diagnosis]] = defaultdict(list)
-    for diagnosis in diagnoses:
-        nodes[printable(diagnosis.identity.node, LONGEST_NAME)].append(diagnosis)
-    return ", ".join(f"{names_of(group)} on {node}" if node else names_of(group) for node, group in nodes.items())
 
 
 def lines(
@@ -117,15 +113,20 @@ def lines(
 
 def facts(found: DiagnosedIncident, price: float | None = None, code: Code = NO_CODE) -> Iterator[str]:
     """Yield the cause of an incident with what it explains, whom it hits, what it costs, and its lines of code."""
-    incident, lost = found.incident, found.lost_gpus
-    explains = f", which explains {', '.join(incident.explained)}" if incident.effects else ""
-    yield f"cause: {incident.mode.name}{explains}"
+    incident = found.incident
+    yield explaining(incident.mode.name, incident.explained)
     if found.hit:
-        yield hit_words(places(found.hit))
-    if lost >= LEAST_LOSS:
-        money = f" ({lost * price:,.2f} USD)" if price is not None else ""
-        yield f"costs {lost:.1f} GPU-hours an hour{money}"
+        yield hit_words(places_of(found.hit))
+    if text := cost(found.lost_gpus, price):
+        yield text
     yield from _code(incident.mode.name, (diagnosis.device.uuid for diagnosis in found.culprits), code)
+
+
+def places_of(diagnoses: Iterable[Diagnosis]) -> str:
+    """Return GPUs with their nodes."""
+    return places(
+        (each.identity.node, each.identity.gpu or each.device.uuid, each.device.instance) for each in diagnoses
+    )
 
 
 def _is_shown(found: DiagnosedIncident) -> bool:
@@ -147,7 +148,7 @@ def explanations(found: Iterable[DiagnosedIncident]) -> Mapping[tuple[DeviceKey,
     """Return what explains a finding, by device and name of the mode: explained by GpuLost of GPU 3 on node-7."""
     explained: dict[tuple[DeviceKey, str], list[str]] = defaultdict(list)
     for each in found:
-        cause = f"{each.incident.mode.name} of {places(each.culprits)}"
+        cause = f"{each.incident.mode.name} of {places_of(each.culprits)}"
         for effect in each.incident.effects:
             if effect.device:
                 explained[effect.device, effect.mode.name].append(cause)

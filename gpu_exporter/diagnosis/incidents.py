@@ -137,8 +137,8 @@ def _explaining(finding: PlacedMode, at: _Index) -> Iterator[PlacedMode]:
 class DiagnosedIncident:
     """An incident with the GPUs that cause it, and the others that it hits: its effects, and ranks that wait for it.
 
-    `losses` is the share of the time that each of these GPUs loses by it. `since` is when it began, in Unix seconds;
-    None if that is unknown.
+    `losses` is the GPU time that each of these loses by it: at most 1, of an instance its share of the GPU. `since` is
+    when it began, in Unix seconds; None if that is unknown.
     """
 
     incident: Incident
@@ -263,7 +263,7 @@ def _diagnosed(
     for job in held_up:
         hit += waiting.get(job, ())
         for device in waiting.get(job, ()):
-            losses[device] = losses.get(device, 0.0) + by_device[device].shares[Cause.PEERS]
+            losses[device] = losses.get(device, 0.0) + by_device[device].gpu_time[Cause.PEERS]
     others = dict.fromkeys(hit).keys() - {diagnosis.device for diagnosis in culprits}
     began = [since[key] for diagnosis in culprits if (key := (diagnosis.device, incident.mode.name)) in since]
     return DiagnosedIncident(
@@ -276,11 +276,11 @@ def _diagnosed(
 
 
 def _own_waste(diagnosis: Diagnosis) -> float:
-    """Return the share of the time that a GPU wastes, without waiting for other ranks: all if it is lost."""
-    is_lost = diagnosis.is_down and any(match.mode.name == LOST for match in diagnosis.matches)
-    if is_lost or (diagnosis.bottleneck and diagnosis.bottleneck.name == FAKE_LOAD):
+    """Return the GPU time that a GPU or instance wastes, without waiting for other ranks: all if it is lost."""
+    if diagnosis.is_down and any(match.mode.name == LOST for match in diagnosis.matches):
         return 1.0
-    return sum(diagnosis.shares.get(cause, 0.0) for cause in OWN_CAUSES)
+    is_fake = diagnosis.bottleneck is not None and diagnosis.bottleneck.name == FAKE_LOAD
+    return diagnosis.identity.share if is_fake else sum(diagnosis.gpu_time.get(cause, 0.0) for cause in OWN_CAUSES)
 
 
 def _waits(diagnosis: Diagnosis) -> bool:

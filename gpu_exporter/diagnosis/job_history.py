@@ -21,6 +21,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.training_loops import ENOUGH, STRAGGLER, RankMeans, SelfTime, self_times
 from gpu_exporter.diagnosis.window import DeviceIdentity, Signals, Window
 from gpu_exporter.model.job_message import TRAINING
+from gpu_exporter.reports.numbers import ranges
 
 MODE = {mode.name: mode for mode in MODES}
 _SEVERITIES = [severity.value for severity in Severity]
@@ -398,14 +399,3 @@ def _remarks(nodes: Sequence[NodeHistory], ranks: Sequence[RankTotals]) -> Itera
 def _names(nodes: Iterable[str]) -> str:
     listed = list(nodes)
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in few characters: 0-7, 9."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

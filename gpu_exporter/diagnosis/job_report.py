@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
-from gpu_exporter.diagnosis.job_history import MODE, PastJob, RankTotals, ranges
+from gpu_exporter.diagnosis.job_history import MODE, PastJob, RankTotals
 from gpu_exporter.diagnosis.kept_records import KeptIncident
+from gpu_exporter.diagnosis.words import explaining, hit_words, places
 from gpu_exporter.reports.html_document import page_foot, page_head, safe_text, table, verdict
-from gpu_exporter.reports.numbers import duration, moment, percent, short_duration
+from gpu_exporter.reports.numbers import duration, gpu_hours, moment, percent
 
 HOUR = 3600.0
 # Of more ranks, text has those that lost most.
@@ -122,15 +122,14 @@ def _summary(history: PastJob, price: float | None) -> Iterator[str]:
             for cause, seconds in history.time.items()
         )
         yield f"Where the GPU time went: {', '.join(parts)}."
-        money = f" ({history.lost / HOUR * price:,.2f} USD)" if price is not None else ""
-        yield f"Lost: {history.lost / HOUR:.1f} of {history.seconds / HOUR:.1f} GPU-hours{money}."
+        yield f"Lost: {gpu_hours(history.lost / HOUR, price)} of {gpu_hours(history.seconds / HOUR)}."
     if history.goodput is not None:
         yield f"Goodput: {percent(history.goodput)} of the time in training steps."
     for rank in sorted(history.ranks, key=lambda rank: -rank.excess)[:3]:
         if rank.excess and rank.own is not None:
             yield (
-                f"Straggler: {_name(rank)}: its own work takes {short_duration(rank.own)} per step,"
-                f" {short_duration(rank.excess)} more than usual."
+                f"Straggler: {_name(rank)}: its own work takes {duration(rank.own)} per step,"
+                f" {duration(rank.excess)} more than usual."
             )
 
 
@@ -140,15 +139,13 @@ def _name(rank: RankTotals) -> str:
 
 
 def _facts(incident: KeptIncident, price: float | None) -> Iterator[str]:
-    explains = f", which explains {', '.join(incident.explains)}" if incident.explains else ""
     end = f"to {moment(incident.end)}" if incident.end is not None else f"last seen {moment(incident.seen)}"
     length = (incident.end or incident.seen) - incident.start
     yield f"{moment(incident.start)} {end}, {duration(length)}"
-    yield f"cause: {incident.cause}{explains}; culprit: {_places(incident.culprits)}"
+    yield f"{explaining(incident.cause, incident.explains)}; culprit: {_places(incident.culprits)}"
     if incident.hit:
-        yield f"also hit: {_places(incident.hit)}"
-    money = f" ({incident.lost_gpu_hours * price:,.2f} USD)" if price is not None else ""
-    yield f"cost {incident.lost_gpu_hours:.1f} GPU-hours{money}"
+        yield hit_words(_places(incident.hit))
+    yield f"cost {gpu_hours(incident.lost_gpu_hours, price)}"
 
 
 def _advice(incident: KeptIncident) -> str:
@@ -157,17 +154,7 @@ def _advice(incident: KeptIncident) -> str:
 
 
 def _places(gpus: Sequence[Mapping[str, str]]) -> str:
-    """Return GPUs by node: node-1 GPU 3; node-2 GPUs 0-7."""
-    nodes: dict[str, list[str]] = defaultdict(list)
-    for gpu in gpus:
-        name = gpu.get("gpu") or gpu.get("UUID", "")
-        nodes[gpu.get("node", "")].append(f"{name}/{gpu['GPU_I_ID']}" if gpu.get("GPU_I_ID") else name)
-    by_gpus: dict[str, list[str]] = defaultdict(list)
-    for node, names in sorted(nodes.items()):
-        numbers = sorted({int(name) for name in names if name.isdecimal()})
-        texts = [*filter(None, (ranges(numbers),)), *(name for name in names if not name.isdecimal())]
-        by_gpus[f"{'GPU' if len(names) == 1 else 'GPUs'} {', '.join(texts)}"].append(node)
-    return "; ".join(f"{', '.join(of)} {texts}".strip() for texts, of in by_gpus.items())
+    return places((gpu.get("node", ""), gpu.get("gpu") or gpu.get("UUID", ""), gpu.get("GPU_I_ID", "")) for gpu in gpus)
 
 
 def _row(rank: RankTotals) -> tuple[str, ...]:
@@ -181,8 +168,8 @@ def _row(rank: RankTotals) -> tuple[str, ...]:
         percent(useful / rank.seconds) if rank.seconds and rank.time else "-",
         f"{percent(lost[most] / rank.seconds)} {_WORDS.get(most, most)}" if most and rank.seconds else "-",
         f"{rank.steps:.0f}" if rank.steps else "-",
-        short_duration(rank.step_seconds / rank.steps) if rank.steps else "-",
-        "-" if rank.own is None else short_duration(rank.own),
+        duration(rank.step_seconds / rank.steps) if rank.steps else "-",
+        "-" if rank.own is None else duration(rank.own),
         _straggles(rank),
     )
 

@@ -64,8 +64,8 @@ class JobUsage:
                 usage.start = current.at - seconds
                 self._gpus[key] = usage
             usage.end = current.at
-            usage.seconds += seconds
-            for cause, share in diagnosis.shares.items():
+            usage.seconds += seconds * diagnosis.identity.share
+            for cause, share in diagnosis.gpu_time.items():
                 usage.time[cause.value] = usage.time.get(cause.value, 0.0) + share * seconds
             if of_rank:
                 self._add(usage, (place, job_id, rank), of_rank[1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import LEAST_LOSS, SHARES, WORDS, Cause
 from gpu_exporter.catalogue.roofline import NEAR_BEST, Headroom, Position
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import gpu_hours, percent
 
 # Shares below this are not printed.
 LEAST_SHARE = 0.01
@@ -22,7 +22,13 @@ def lost(shares: TimeShares) -> float:
 def mean_shares(of_gpus: Sequence[TimeShares]) -> TimeShares:
     """Return the mean shares of GPUs; none if those of no GPU are known."""
     known = [shares for shares in of_gpus if shares]
-    return {cause: sum(shares[cause] for shares in known) / len(known) for cause in SHARES} if known else {}
+    whole = gpus(known)
+    return {cause: sum(shares[cause] for shares in known) / whole for cause in SHARES} if whole else {}
+
+
+def gpus(of_gpus: Iterable[TimeShares]) -> float:
+    """Return how many GPUs these are. The shares of the time of a MIG instance add up to its share of a GPU."""
+    return sum(sum(shares.values()) for shares in of_gpus)
 
 
 def breakdown(of_gpus: Sequence[TimeShares]) -> str:
@@ -74,9 +80,8 @@ def summary(of_gpus: Sequence[TimeShares], price: float | None = None) -> Iterat
     if not known:
         return
     yield f"Where the GPU time went: {breakdown(known)}."
-    gpus = sum(lost(shares) for shares in known)
-    if gpus / len(known) < LEAST_LOSS:
+    lost_gpus, whole = sum(lost(shares) for shares in known), gpus(known)
+    if lost_gpus < LEAST_LOSS * whole:
         return
-    hours = gpus * HOURS_PER_DAY
-    money = f" ({hours * price:,.2f} USD)" if price is not None else ""
-    yield f"Lost: {gpus:.1f} of {len(known)} GPUs on average. In a day, that would be {hours:.0f} GPU-hours{money}."
+    average = f"{lost_gpus:.1f} of {round(whole, 1):g} GPUs on average"
+    yield f"Lost: {average}. In a day, that would be {gpu_hours(lost_gpus * HOURS_PER_DAY, price)}."

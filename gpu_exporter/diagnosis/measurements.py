@@ -10,13 +10,11 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.model.metric import Pace
-from gpu_exporter.reports.numbers import narrow_size, percent
 
 # A value that is older was not measured by the last scrapes. Some metrics are read only every 15 s.
 FRESH_SECONDS = 3.0
 # Without profiling counters, engine and DRAM activity come from samples that are read every 10 s.
 SAMPLED_SECONDS = FRESH_SECONDS + Pace.BUFFERED.value
-SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes", "bytes/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +27,15 @@ class Measurement:
     name: str
     words: str
     short: str
-    unit: str
     signals: tuple[Signal, ...]
     limits: tuple[Signal, ...] = ()
     fresh: float = FRESH_SECONDS
     peak: Signal | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit of its signals."""
+        return self.signals[0].unit
 
     def at_peaks(self, window: Window, device: DeviceKey) -> Measurement:
         """Return the measurement of its peaks; itself where there are none."""
@@ -47,7 +49,7 @@ class Measurement:
 
     def limit(self, window: Window, device: DeviceKey) -> float | None:
         """Return its limit; None if that is unknown."""
-        if self.unit == SHARE:
+        if self.unit == "ratio":
             return 1.0
         return _sum(window, device, self.limits, 60.0) if self.limits else None
 
@@ -67,20 +69,6 @@ class Measurement:
         return _sum(window, device, self.limits, LOOKBACK_SECONDS) if self.limits else None
 
 
-def amount(unit: str, value: float) -> str:
-    """Return a value with its unit: 93 %, 642 W, 56 °C, 91 GiB, 1.2 MB/s."""
-    match unit:
-        case "share":
-            return percent(value)
-        case "W":
-            return f"{value:.0f} W"
-        case "celsius":
-            return f"{value:.0f} °C"
-    text = narrow_size(value, binary=unit == BYTES)
-    number = text.rstrip("TGMKki")
-    return f"{number} {text.removeprefix(number)}B{'/s' if unit == BYTES_PER_SECOND else ''}"
-
-
 def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: float) -> float | None:
     total = 0.0
     for signal in signals:
@@ -92,14 +80,14 @@ def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: 
 
 
 MEASUREMENTS = (
-    Measurement("engine_active", "engine activity", "engine", SHARE, (s.GR_ACTIVE,), fresh=SAMPLED_SECONDS),
-    Measurement("sm_active", "SM activity", "SM", SHARE, (s.SM_ACTIVE,)),
-    Measurement("tensor_active", "tensor core activity", "tensor", SHARE, (s.TENSOR_ACTIVE,)),
-    Measurement("dram_active", "DRAM activity", "DRAM", SHARE, (s.DRAM_ACTIVE,), fresh=SAMPLED_SECONDS),
-    Measurement("nvlink", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
-    Measurement("pcie", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
-    Measurement("power", "power", "power", WATTS, (s.POWER_NOW,), (s.POWER_LIMIT,), 20.0),
-    Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
-    Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0, s.FB_PEAK),
+    Measurement("engine_active", "engine activity", "engine", (s.GR_ACTIVE,), fresh=SAMPLED_SECONDS),
+    Measurement("sm_active", "SM activity", "SM", (s.SM_ACTIVE,)),
+    Measurement("tensor_active", "tensor core activity", "tensor", (s.TENSOR_ACTIVE,)),
+    Measurement("dram_active", "DRAM activity", "DRAM", (s.DRAM_ACTIVE,), fresh=SAMPLED_SECONDS),
+    Measurement("nvlink", "NVLink traffic", "NVLink", (s.NVLINK,)),
+    Measurement("pcie", "PCIe traffic", "PCIe", (s.PCIE_RX, s.PCIE_TX)),
+    Measurement("power", "power", "power", (s.POWER_NOW,), (s.POWER_LIMIT,), 20.0),
+    Measurement("temperature", "temperature", "temp", (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
+    Measurement("memory_used", "memory in use", "memory", (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0, s.FB_PEAK),
 )
 BY_NAME = {measurement.name: measurement for measurement in MEASUREMENTS}

@@ -18,6 +18,7 @@ from gpu_exporter.conditions.averages import median
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, node_of, plausible, samples_by_name
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
 from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD
+from gpu_exporter.reports.numbers import whole_duration
 
 # A series is over when so many scrapes of its target in a row lack it: one of them may have come too early for a mean.
 SCRAPES = 3
@@ -181,6 +182,11 @@ def explain(reason: str) -> str:
     return f"{reason}: {faults.DOWN[reason].words}" if reason in faults.DOWN else reason.replace("_", " ")
 
 
+def no_data(seconds: float) -> str:
+    """Return why a GPU has no data any more."""
+    return f"no data for {whole_duration(seconds)}: it is gone, or its exporter or node is down"
+
+
 class _Dark(NamedTuple):
     """Exporters whose source is down, with the labels that say why, and their GPUs, of which nothing is known."""
 
@@ -247,8 +253,7 @@ def _gone(devices: Iterable[_Device], over: Mapping[_Device, Collection[str]], n
                 gone[device.uuid] = end, device.target, sample
     for uuid, (end, _, sample) in sorted(gone.items(), key=lambda item: (item[1][1], item[0])):
         name = sample.labels.get("gpu") or uuid
-        why = f"no data for {now - end:.0f} s: it is gone, or its exporter or node is down"
-        yield Absent(_node(sample.labels), f"GPU {name}", why)
+        yield Absent(_node(sample.labels), f"GPU {name}", no_data(now - end))
 
 
 def _missing(newest: Iterable[ScrapedSample], dark: _Dark) -> Iterator[Absent]:

@@ -237,7 +237,7 @@ def has_headroom(diagnoses: Sequence[Diagnosis]) -> bool:
 def time_lines(diagnoses: Sequence[Diagnosis], price: float | None = None) -> Iterator[str]:
     """Yield lines on where the time of all GPUs went, if there are several or a price is known."""
     if len(diagnoses) > 1 or price is not None:
-        yield from summary([diagnosis.shares for diagnosis in diagnoses], price)
+        yield from summary([diagnosis.gpu_time for diagnosis in diagnoses], price)
 
 
 def _rounded(evidence: TermValues) -> dict[str, float]:

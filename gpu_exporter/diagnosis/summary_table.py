@@ -9,18 +9,24 @@ from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import WORDS
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.conditions.evaluate import value
-from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.loss import lost
-from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.reports.numbers import ABSENT, narrow
 
 HEAD = ("GPU", "MODEL", "CLASS", "SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOSS", "MOSTLY", "FINDING", "OWNER")
 RIGHT = frozenset(("SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOSS"))
 # What is left out first where a line has no room.
 LEAST = ("MOSTLY", "MODEL", "TEMP", "POWER", "DRAM", "OWNER", "TENSOR", "SM", "LOSS")
-ABSENT, LONGEST = "-", 60
+LONGEST = 60
+_SIGNALS = {
+    "SM": s.SM_ACTIVE,
+    "TENSOR": s.TENSOR_ACTIVE,
+    "DRAM": s.DRAM_ACTIVE,
+    "POWER": s.POWER,
+    "TEMP": s.GPU_TEMP,
+}
 Cells = Mapping[str, str]
 
 
@@ -38,12 +44,8 @@ def cells(window: Window, diagnosis: Diagnosis, hit_by: str = "") -> Cells:
         "GPU": f"{name}/{printable(device.instance, 20)}" if device.instance else name,
         "MODEL": printable(identity.model, LONGEST) or ABSENT,
         "CLASS": "down" if diagnosis.is_down else diagnosis.bottleneck.name if diagnosis.bottleneck else ABSENT,
-        "SM": _share(window, device, s.SM_ACTIVE),
-        "TENSOR": _share(window, device, s.TENSOR_ACTIVE),
-        "DRAM": _share(window, device, s.DRAM_ACTIVE),
-        "POWER": _amount(window, device, s.POWER, "W"),
-        "TEMP": _amount(window, device, s.GPU_TEMP, "C"),
-        "LOSS": f"{lost(shares):.0%}" if shares else ABSENT,
+        **{title: narrow(value(mean(signal), window, device), signal.unit) for title, signal in _SIGNALS.items()},
+        "LOSS": narrow(lost(shares) if shares else None, "ratio"),
         "MOSTLY": WORDS[largest] if largest else ABSENT,
         "FINDING": hit_by if hit_by and severity in (None, Severity.INFO) else finding,
         "OWNER": printable(owner, LONGEST) or ABSENT,
@@ -70,13 +72,3 @@ def aligned(rows: Sequence[Cells], width: int | None = None) -> Iterator[str]:
     for row in table:
         texts = (row[title].rjust(size) if title in RIGHT else row[title].ljust(size) for title, size in widths.items())
         yield "  ".join(texts).rstrip()
-
-
-def _share(window: Window, device: DeviceKey, signal: Signal) -> str:
-    number = value(mean(signal), window, device)
-    return ABSENT if number is None else f"{number:.0%}"
-
-
-def _amount(window: Window, device: DeviceKey, signal: Signal, unit: str) -> str:
-    number = value(mean(signal), window, device)
-    return ABSENT if number is None else f"{number:.0f}{unit}"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.signals import ALLOCATED, GR_ACTIVE, SIGNALS
 from gpu_exporter.catalogue.workloads import owner
-from gpu_exporter.conditions.evaluate import Device, Points, TermValues, latest
+from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Device, Points, TermValues, latest
 from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis import training_loops
@@ -51,7 +51,8 @@ FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
-        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name, *training_loops.FAMILIES]
+        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name, m.INSTANCE_SLICES.name]
+        + [*training_loops.FAMILIES]
     )
 )
 
@@ -80,6 +81,9 @@ class DeviceIdentity:
     pod: str = ""
     workload: str = ""
     has_instances: bool = False
+    # Of an instance, its compute slices, and which share of its GPU it is; a GPU with instances counts by these.
+    slices: float = 0.0
+    share: float = 1.0
     # Why the GPU does not answer, as in `gpu_down_reason`; of the last scrape that says so.
     down: str = ""
     # The process that launches most work on the GPU: labels of `gpu_host_process_info`.
@@ -92,16 +96,17 @@ class DeviceIdentity:
         """The workload with its namespace; empty if it is unknown."""
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
-    def over(self, earlier: DeviceIdentity, down: str) -> DeviceIdentity:
+    def over(self, earlier: DeviceIdentity, down: str, slices: float) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one, but without an owner.
 
-        `down` is why the GPU does not answer.
+        `down` is why the GPU does not answer, `slices` how many compute slices an instance has; both are values.
         """
         return DeviceIdentity(
             gpu=self.gpu or earlier.gpu,
             model=self.model or earlier.model,
             node=self.node or earlier.node,
             has_instances=self.has_instances or earlier.has_instances,
+            slices=slices or earlier.slices,
             down=down or earlier.down,
             process=self.process or earlier.process,
         )
@@ -308,8 +313,14 @@ class Identities:
         for sample in by_name.get(m.DOWN.name, ()):
             if sample.value == 1 and (of_labels := read(sample.labels)):
                 down[of_labels.gpu] = down.get(of_labels.gpu) or sample.labels.get("reason", "")
+        slices = {
+            of_labels.device: sample.value
+            for sample in by_name.get(m.INSTANCE_SLICES.name, ())
+            if (of_labels := read(sample.labels))
+        }
         for device, identity in self._listed.items():
-            self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()), down.get(device, ""))
+            earlier = self._devices.get(device, DeviceIdentity())
+            self._devices[device] = identity.over(earlier, down.get(device, ""), slices.get(device, 0.0))
             self.seen_at[device] = at
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
@@ -318,6 +329,7 @@ class Identities:
         for key, claims in self._owners.items():
             if len(claims) == 1:  # a GPU that several pods share has no single owner
                 ((devices[key].namespace, devices[key].pod, devices[key].workload),) = claims
+        _set_shares(devices, self.seen_at)
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
 
 
@@ -378,6 +390,20 @@ def _identify(devices: dict[DeviceKey, DeviceIdentity], read: ReadLabels) -> Non
         identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
         identity.node = identity.node or node_of(labels)
         identity.has_instances = identity.has_instances or device is not read.device
+
+
+def _set_shares(devices: Mapping[DeviceKey, DeviceIdentity], seen_at: Mapping[DeviceKey, float]) -> None:
+    """Set which share of its GPU each instance is, as `gpu:share:ratio`: by compute slices, if they are known."""
+    instances: dict[DeviceKey, list[DeviceIdentity]] = defaultdict(list)
+    for key, identity in devices.items():
+        gpu = key._replace(instance="")
+        if key.instance and seen_at[key] > seen_at[gpu] - LOOKBACK_SECONDS:
+            instances[gpu].append(identity)
+    for gpu, parts in instances.items():
+        devices[gpu].share = 0.0
+        slices = sum(part.slices for part in parts)
+        for part in parts:
+            part.share = part.slices / slices if part.slices else 1 / len(parts)
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
+from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import duration, measured
+from gpu_exporter.reports.numbers import duration, gpu_hours, measured, ranges
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.diagnose import Diagnosis
@@ -123,14 +125,36 @@ def names_of(group: Sequence[Diagnosis]) -> str:
 
 def named(devices: Sequence[tuple[str, str]]) -> str:
     """Return GPUs, each with its index and MIG instance, as `GPUs 0-3, 6`."""
-    runs: list[list[str]] = []
-    for index, instance in devices:
-        name = printable(index, LONGEST_NAME)
-        if instance:
-            runs.append([f"{name} instance {printable(instance, LONGEST_NAME)}"])
-        elif runs and name.isdecimal() and runs[-1][-1] == str(int(name) - 1):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    names = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
-    return f"GPU{'s' * (len(devices) > 1)} {names}"
+    whole = ranges(int(index) for index, instance in devices if index.isdecimal() and not instance)
+    others = (
+        f"{printable(index, LONGEST_NAME)}{f' instance {printable(instance, LONGEST_NAME)}' * bool(instance)}"
+        for index, instance in devices
+        if instance or not index.isdecimal()
+    )
+    return f"GPU{'s' * (len(devices) > 1)} {', '.join(filter(None, (whole, *others)))}"
+
+
+def places(gpus: Iterable[tuple[str, str, str]]) -> str:
+    """Return GPUs, each with its node, index and MIG instance: GPU 1 on node-a; GPUs 0-3 on node-b, node-c."""
+    nodes: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for node, index, instance in gpus:
+        nodes[printable(node, LONGEST_NAME)].append((index, instance))
+    by_names: dict[str, list[str]] = defaultdict(list)
+    for node, devices in nodes.items():
+        by_names[named(devices)].append(node)
+    return "; ".join(f"{names} on {', '.join(of)}" if any(of) else names for names, of in by_names.items())
+
+
+def explaining(cause: str, effects: Sequence[str]) -> str:
+    """Return the cause of an incident with what it explains."""
+    return f"cause: {cause}" + (f", which explains {', '.join(effects)}" if effects else "")
+
+
+def hit_words(gpus: str) -> str:
+    """Return which other GPUs an incident hits, as the page, `top` and reports say it."""
+    return f"also hit: {gpus}"
+
+
+def cost(lost_gpus: float, price: float | None = None) -> str:
+    """Return what an incident costs while it lasts; empty if that is not worth a line. `price` is of a GPU-hour."""
+    return f"costs {gpu_hours(lost_gpus, price)} an hour" if lost_gpus >= LEAST_LOSS else ""

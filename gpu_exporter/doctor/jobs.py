@@ -17,7 +17,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, FindingLevel
 from gpu_exporter.model.job_message import SOCKET_VARIABLE
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED
-from gpu_exporter.reports.numbers import whole_duration
+from gpu_exporter.reports.numbers import ranges, whole_duration
 
 TOPIC = "jobs"
 RESTART = "start `gpu-exporter serve --job-socket` with this path; see its log"
@@ -192,13 +192,7 @@ def _of_job(name: str, series: Mapping[str, Mapping[int, ScrapedSample]], now: f
 
 def _numbers(numbers: Iterable[int]) -> str:
     """Return numbers of ranks, with runs of them as ranges."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    text = ", ".join("-".join(map(str, run)) for run in runs)
+    text = ranges(numbers)
     return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from gpu_exporter.diagnosis.measurements import BY_NAME, amount
+from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.live_page.summary import BAD, WARN
-from gpu_exporter.reports.numbers import clock, moment, whole_duration
+from gpu_exporter.reports.numbers import capitalised, clock, measured, moment, whole_duration
 
 _SIGNS = {BAD: "✖ ", WARN: "▲ "}
 # The measurements of the table.
@@ -53,7 +53,7 @@ def _badge(judgement: Mapping[str, Any]) -> str:
 
 
 def _ended(action: str) -> str:
-    return f"{action[:1].upper()}{action[1:]}." if action else ""
+    return f"{capitalised(action)}." if action else ""
 
 
 def _since(at: float | None, now: float) -> str:
@@ -80,5 +80,5 @@ def _row(entry: Mapping[str, Any], judgement: Mapping[str, Any], now: float) -> 
     yield f"<td>{_badge(judgement)} {since}</td><td>{escape(entry['class'] or 'unknown')}</td>"
     for name in _COLUMNS:
         value = entry["measurements"].get(name)
-        yield f"<td>{ABSENT if value is None else amount(BY_NAME[name].unit, value)}</td>"
+        yield f"<td>{ABSENT if value is None else measured(value, BY_NAME[name].unit)}</td>"
     yield f"<td>{escape(entry['owner'])}</td></tr>"

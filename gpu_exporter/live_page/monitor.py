@@ -20,7 +20,7 @@ from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_ju
 from gpu_exporter.diagnosis.incident_words import Code, with_code
 from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.masking import DiagnosisNames
-from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
+from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.rolling import Current, RankState, Watch
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.words import names_of
@@ -30,7 +30,8 @@ from gpu_exporter.live_page.summary import explained_jobs, id_of, summarise, wai
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.verdict import Verdict
+from gpu_exporter.model.verdict import Action, Verdict
+from gpu_exporter.reports.numbers import capitalised
 from gpu_exporter.version import __version__
 
 MIB = 1 << 20
@@ -66,9 +67,9 @@ def described() -> list[dict[str, Any]]:
     return [
         {
             "name": each.name,
-            "words": f"{each.words[:1].upper()}{each.words[1:]}",
+            "words": capitalised(each.words),
             "unit": each.unit,
-            "max": 1.0 if each.unit == SHARE else None,
+            "max": 1.0 if each.unit == "ratio" else None,
         }
         for each in MEASUREMENTS
     ]
@@ -308,8 +309,10 @@ class LiveMonitor:
         bottleneck = diagnosis.bottleneck if diagnosis else None
         changed = self._verdicts.get(id_of(gpu.uuid, "", gpu.index), ("", None))[1]
         of_health = not status.up or (verdict.problems and not instance)
+        of_verdict = fitness.as_dict(verdict)
         return {
-            **fitness.as_dict(verdict),
+            **of_verdict,
+            "problems": [{**each, "todo": Action(each["action"]).words} for each in of_verdict["problems"]],
             "up": status.up,
             "reason": status.reason,
             "info": {"pci_bus_id": gpu.pci_bus_id, "device": gpu.device, **dict(gpu.info)},

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.causes import LEAST_LOSS, WORDS, Cause
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.incident_words import hit_words
+from gpu_exporter.diagnosis.incident_words import silent
 from gpu_exporter.diagnosis.rolling import RankState
-from gpu_exporter.diagnosis.words import named
+from gpu_exporter.diagnosis.words import cost, hit_words, named
 from gpu_exporter.model.verdict import Action, Health
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import gpu_hours, percent
 
 GOOD, WARN, BAD, IDLE, UNKNOWN = "good", "warn", "bad", "idle", "unknown"
 TONES = {Health.HEALTHY: GOOD, Health.DEGRADED: WARN, Health.UNHEALTHY: BAD, Health.UNKNOWN: UNKNOWN}
@@ -24,8 +24,6 @@ _SICK = [Health.UNHEALTHY.value, Health.DEGRADED.value]
 _RANKS = {RankState.WAITED_FOR.value: (BAD, "Holds up the job"), RankState.WAITING.value: (IDLE, "Waiting")}
 # How many clauses the title has.
 MOST_CLAUSES = 2
-# Less than this many GPU-hours per hour is not worth a line.
-LEAST_COST = 0.5
 
 Entry = Mapping[str, Any]
 
@@ -111,7 +109,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
         words = incident["words"]
         if len(gpus) == len(sick) == 1 and sick[0]["id"] not in said:
             said.add(sick[0]["id"])
-            words = f"{name}: {_verdict(sick[0])}"
+            words = _words(name, sick[0])
         worst = max((Health(entry["health"]) for entry in sick), default=None)
         yield PageProblem(
             tone=BAD if worst is Health.UNHEALTHY else STYLES[incident["severity"]],
@@ -123,7 +121,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             also_hit=hit_words(names_of_entries(hit)) if hit else "",
             owner=_owner(gpus, incident),
             since=min(filter(None, (incident["since"], *(each["since"] for each in sick))), default=None),
-            cost=_cost(incident["lost_gpu_hours_per_hour"]),
+            cost=cost(incident["lost_gpu_hours_per_hour"]),
             action="" if incident["action"] in incident["advice"] else incident["action"],
             advice=incident["advice"],
             runbook=incident["cause"].lower(),
@@ -140,12 +138,13 @@ def _clause(name: str, several: bool, worst: Health | None, hit: Sequence[Entry]
     return f"{name} {' and '.join(clauses)}" if clauses else f"{name}: {incident['cause']}"
 
 
-def _verdict(entry: Entry) -> str:
-    """Return why a GPU is not healthy."""
+def _words(name: str, entry: Entry) -> str:
+    """Return why a GPU is not healthy, or does not answer, as a sentence."""
     if entry["problems"]:
-        return "; ".join(problem["what"] for problem in entry["problems"])
+        why = "; ".join(problem["what"] for problem in entry["problems"])
+        return f"{name}: {why}" if entry["up"] else silent(name, why)
     reasons = "" if not entry["up"] else "; ".join(f"{each['what']}: {each['why']}" for each in entry["unknown"])
-    return reasons or str(entry["headline"]["words"])
+    return f"{name}: {reasons or entry['headline']['words']}"
 
 
 def _owner(gpus: Sequence[Entry], incident: Entry) -> str:
@@ -153,15 +152,11 @@ def _owner(gpus: Sequence[Entry], incident: Entry) -> str:
     return str(next(iter(incident["jobs"]), "") or (owners.pop() if len(owners) == 1 else ""))
 
 
-def _cost(lost: float) -> str:
-    return f"costs {lost:.1f} GPU-hours an hour" if lost >= LEAST_COST else ""
-
-
 def _total_cost(problems: Sequence[PageProblem], lost: float) -> str:
     """Return what problems cost together if several cost something: their GPUs may be the same."""
     if sum(bool(problem.cost) for problem in problems) < 2:
         return ""
-    return f"Together, they cost {lost:.1f} GPU-hours an hour; a GPU that is in several problems counts once"
+    return f"Together, they cost {gpu_hours(lost)} an hour; a GPU that is in several problems counts once"
 
 
 def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator[PageProblem]:
@@ -176,7 +171,7 @@ def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator
             tone=TONES[Health(entry["health"])],
             badge=entry["health"].capitalize(),
             title=f"the health of {name} is unknown" if unknown else f"{name} is {entry['health']}",
-            words=f"{name}: {_verdict(entry)}",
+            words=_words(name, entry),
             gpus=[entry["id"]],
             owner=entry["owner"],
             since=entry["since"],

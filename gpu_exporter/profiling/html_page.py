@@ -11,7 +11,7 @@ from gpu_exporter.profiling.stacks import ThreadProfile
 from gpu_exporter.profiling.text_report import title
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, frame, page_head, safe_text, table
-from gpu_exporter.reports.numbers import capitalised, fine_percent, short_duration
+from gpu_exporter.reports.numbers import capitalised, duration, percent
 
 MOST_PROCESSES, MOST_THREADS, MOST_LINES = 16, 8, 8
 MAIN_THREAD = "main thread"
@@ -56,9 +56,7 @@ def _thread(thread: ThreadProfile) -> Iterator[str]:
     words = WORKER_WORDS if thread.workers else STACK_WORDS
     rows = []
     for cause in thread.causes:
-        frames = "".join(
-            f"<br>{frame(f'{fine_percent(line.share)} {line.frame}')}" for line in cause.lines[:MOST_LINES]
-        )
-        rows.append((f"{words[cause.cause]}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
+        frames = "".join(f"<br>{frame(f'{percent(line.share)} {line.frame}')}" for line in cause.lines[:MOST_LINES])
+        rows.append((f"{words[cause.cause]}{frames}", percent(cause.share), duration(cause.seconds)))
     yield f"<h3>{safe_text(capitalised(name))}</h3>\n"
     yield from table(("what it did", "share", "time"), rows, name)

@@ -9,7 +9,7 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
 from gpu_exporter.profiling.stacks import MAIN, ThreadProfile
-from gpu_exporter.reports.numbers import capitalised, fine_percent, short_duration
+from gpu_exporter.reports.numbers import capitalised, duration, percent
 
 MOST_LINE = 160
 MOST_CAUSES, MOST_LINES, MOST_THREADS, MOST_WAITING = 6, 3, 6, 8
@@ -51,12 +51,12 @@ def title(thread: ThreadProfile) -> str:
 
 
 def _thread(thread: ThreadProfile) -> Iterator[str]:
-    yield f"  {title(thread)}" + ("" if thread.is_main else f", {short_duration(thread.seconds)}")
+    yield f"  {title(thread)}" + ("" if thread.is_main else f", {duration(thread.seconds)}")
     words = WORKER_WORDS if thread.workers else STACK_WORDS
     for cause in thread.causes[:MOST_CAUSES]:
         if cause.share < LEAST_SHARE:
             break
-        yield f"    {fine_percent(cause.share):>6}  {short_duration(cause.seconds):>8}  {words[cause.cause]}"
+        yield f"    {percent(cause.share):>6}  {duration(cause.seconds):>8}  {words[cause.cause]}"
         for line in cause.lines[:MOST_LINES]:
             if line.share >= LEAST_SHARE:
-                yield f"{'':14}{fine_percent(line.share):>6}  {printable(line.frame, MOST_LINE)}"
+                yield f"{'':14}{percent(line.share):>6}  {printable(line.frame, MOST_LINE)}"

@@ -8,7 +8,7 @@ from html import escape
 from zlib import crc32
 
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import percent, short_duration
+from gpu_exporter.reports.numbers import duration, percent
 
 WIDTH, ROW = 1000.0, 18
 # Narrower frames are not drawn, and deeper ones neither.
@@ -70,7 +70,7 @@ def _frames(node: FlameNode, left: float, width: float, depth: int, total: float
     if width < LEAST_WIDTH or depth >= MOST_DEPTH:
         return
     name = printable(node.name, MOST_NAME)
-    tooltip = f"{name}: {short_duration(node.seconds)}, {percent(node.seconds / total, 1)}"
+    tooltip = f"{name}: {duration(node.seconds)}, {percent(node.seconds / total)}"
     letters = int((width - 6) / LETTER)
     text = name if len(name) <= letters else f"{name[: letters - 1]}…" if letters > 3 else ""
     label = f'<text x="{left + 3:.1f}" y="{depth * ROW + 13}">{_safe(text)}</text>' if text else ""

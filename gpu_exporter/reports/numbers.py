@@ -1,18 +1,22 @@
-"""Numbers, durations, shares and sizes as text for people, and the capital letter of a sentence.
+"""Numbers, durations, shares, sizes and money as text for people: the same value has the same form everywhere.
 
-Each function is one precision: measured values are rounded, limits are exact, and columns of a table are narrow.
-Memory has binary prefixes, as in nvidia-smi; links, bandwidth and all else have decimal ones, as in data sheets.
+What was measured has three digits, and a share two; a limit is exact, and a column of a table narrow. Memory has binary
+prefixes, as in nvidia-smi; links, bandwidth and all else have decimal ones, as in data sheets. The live page's script
+writes numbers in the same way (`live_page/static/format.js`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+ABSENT = "-"
 _LARGE_TIMES = (("d", 86400), ("h", 3600), ("min", 60))
 _BINARY = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+# What rounds to so much of a unit is written in this unit.
+_NEARLY_ONE = 0.9995
 
 
 def capitalised(text: str) -> str:
@@ -20,25 +24,15 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def percent(share: float, digits: int = 0) -> str:
-    """Return a share with a fixed number of digits: 39 %."""
-    return f"{100 * share:.{digits}f} %"
-
-
-def fine_percent(share: float) -> str:
-    """Return a share, if it is small with two digits: 39 %, 2.3 %, 0.34 %."""
-    return percent(share) if share >= 0.0995 else f"{100 * share:.2g} %"
+def percent(share: float) -> str:
+    """Return a share as whole percent, if it is small with two digits: 39 %, 2.3 %, 0.34 %."""
+    number = 100 * share
+    return f"{number:.0f} %" if abs(number) >= 9.95 else f"{round(number, 2) + 0.0:.2g} %"
 
 
 def signed_percent(change: float) -> str:
     """Return a relative change: +35.1 %."""
     return f"{100 * change:+.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration with three digits in the largest unit in which it is at least 1: 1.5 h, 15 min."""
-    number, unit = _in_largest_unit(seconds)
-    return f"{number:.3g} {unit}"
 
 
 def moment(at: float) -> str:
@@ -50,6 +44,15 @@ def clock(at: float, now: float) -> str:
     """Return the time of day with its zone, and with the date if that is not today's: 14:02 UTC."""
     of_today = time.gmtime(at)[:3] == time.gmtime(now)[:3]
     return time.strftime("%H:%M UTC" if of_today else "%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the largest unit in which it is at least 1: 12 us, 5.4 ms, 1.25 s, 15 min, 1.5 h."""
+    for factor, unit in ((1e6, "us"), (1e3, "ms")):
+        if 0 < abs(seconds) * factor < 1e3 * _NEARLY_ONE:
+            return f"{_digits(seconds * factor)} {unit}"
+    number, unit = _in_largest_unit(seconds)
+    return f"{_digits(number)} {unit}"
 
 
 def whole_duration(seconds: float) -> str:
@@ -65,14 +68,6 @@ def _in_largest_unit(seconds: float) -> tuple[float, str]:
         if abs(seconds) >= size:
             return seconds / size, unit
     return seconds, "s"
-
-
-def short_duration(seconds: float) -> str:
-    """Return a duration with three digits, of which most take less than minutes: 12 us, 5.4 ms, 1.25 s, 250 s."""
-    for factor, unit in ((1e6, "us"), (1e3, "ms")):
-        if seconds * factor < 999.5:  # what rounds to more is 1 of the next unit
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def exact_duration(seconds: float) -> str:
@@ -93,36 +88,39 @@ def _in_whole_units(seconds: float, units: Sequence[str]) -> tuple[str, str]:
     return f"{seconds:g}", units[-1]
 
 
+def gpu_hours(hours: float, price: float | None = None) -> str:
+    """Return GPU time, and what it costs if the price of a GPU-hour is known: 5.4 GPU-hours (13.52 USD)."""
+    money = f" ({hours * price:,.2f} USD)" if price is not None else ""
+    return f"{hours:,.{1 if hours < 99.95 else 0}f} GPU-hours{money}"
+
+
 def scaled(value: float, unit: str) -> str:
-    """Return a number with three digits and a decimal prefix: 3.01 TB/s, 98 kB."""
-    size = math.floor(math.log10(abs(value)) / 3) if value else 0
-    place = min(max(size, 0), 4)
-    return f"{value / 1000**place:.3g} {('', 'k', 'M', 'G', 'T')[place]}{unit}"
+    """Return a number with a decimal prefix: 3.01 TB/s, 98 kB."""
+    return _prefixed(value, _DECIMAL) + unit
 
 
 def binary_size(count: float) -> str:
-    """Return a number of bytes with three digits, or as a whole number of its unit: 1.5 GiB, 512 MiB."""
-    for prefix, size in _BINARY:
-        if count >= size:
-            number = count / size
-            return f"{number:.3g} {prefix}B" if number < 100 else f"{number:.0f} {prefix}B"
-    return f"{count:.0f} B"
+    """Return a number of bytes with a binary prefix: 1.5 GiB, 512 MiB."""
+    return _prefixed(count, _BINARY) + "B"
 
 
-def narrow_size(value: float, *, binary: bool = False) -> str:
-    """Return a number of bytes with a prefix, in four characters: 98G, 1.2M; binary in up to six: 91Gi, 1.1Mi."""
-    for prefix, size in _BINARY if binary else _DECIMAL:
-        if value >= size * 0.9995:
-            number = value / size
-            return f"{number:.1f}{prefix}" if number < 9.95 else f"{number:.0f}{prefix}"
-    return f"{value:.0f}"
+def _prefixed(value: float, prefixes: Iterable[tuple[str, float]]) -> str:
+    for prefix, size in prefixes:
+        if abs(value) >= _NEARLY_ONE * size:
+            return f"{_digits(value / size)} {prefix}"
+    return f"{_digits(value)} "
+
+
+def _digits(value: float) -> str:
+    """Return a number with three digits, or more if it is a large one: 0.123, 5.4, 98, 1980."""
+    return f"{value:.3g}" if abs(value) < 99.95 else f"{value:.0f}"
 
 
 def measured(value: float, unit: str) -> str:
     """Return a measured value with its unit, in the size that people use; a ratio in percent."""
     match unit:
         case "ratio":
-            return percent(value, 1 if 0.0005 <= abs(value) < 0.1 else 0)
+            return percent(value)
         case "bool":
             return "yes" if value else "no"
         case "seconds":
@@ -132,12 +130,10 @@ def measured(value: float, unit: str) -> str:
         case "bytes_per_second":
             return scaled(value, "B/s")
         case "hertz":
-            return f"{value / 1e6:.0f} MHz"
-        case "watts" | "joules_per_second":
-            return f"{value:.0f} W" if abs(value) >= 10 else f"{value:.2g} W"
-        case "celsius":
-            return f"{value:.4g} °C"
-    return f"{value:.4g}"
+            return f"{_digits(value / 1e6)} MHz"
+        case "joules_per_second":
+            return f"{_digits(value)} W"
+    return _digits(value) + _SYMBOLS.get(unit, "")
 
 
 def exact(value: float, unit: str) -> str:
@@ -146,11 +142,35 @@ def exact(value: float, unit: str) -> str:
         return f"{100 * value:g} %"
     if unit == "seconds":
         return exact_duration(value)
-    if unit == "celsius":
-        return f"{value:g} °C"
     if unit in ("bytes", "bytes per second", "bytes_per_second"):
-        is_memory = unit == "bytes"
-        prefixes = _BINARY[:-1] if is_memory else _DECIMAL[:-1]
+        prefixes = _BINARY if unit == "bytes" else _DECIMAL
         prefix, size = next(((prefix, size) for prefix, size in prefixes if abs(value) >= size), ("", 1))
-        return f"{value / size:g} {prefix}B" + ("" if is_memory else "/s")
-    return f"{value:g}" + (f" {unit}" if unit in ("watts", "errors", "USD") else "")
+        return f"{value / size:g} {prefix}B" + ("" if unit == "bytes" else "/s")
+    return f"{value:g}" + (_SYMBOLS.get(unit) or f" {unit}" * (unit in ("errors", "USD")))
+
+
+_SYMBOLS = {"watts": " W", "celsius": " °C"}
+
+
+def narrow(value: float | None, unit: str) -> str:
+    """Return a value in at most six columns: 93%, 642W, 56°, 91Gi, 1.2M; a dash if it is unknown."""
+    if value is None:
+        return ABSENT
+    if unit in ("ratio", "watts", "celsius"):
+        return f"{value:.0%}" if unit == "ratio" else f"{value:.0f}{'W' if unit == 'watts' else '°'}"
+    for prefix, size in _BINARY if unit == "bytes" else _DECIMAL:
+        if value >= _NEARLY_ONE * size:
+            number = value / size
+            return f"{number:.1f}{prefix}" if number < 9.95 else f"{number:.0f}{prefix}"
+    return f"{value:.0f}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in ascending order, more than two in a row as a range: 0-7, 9."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

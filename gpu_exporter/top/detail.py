@@ -8,11 +8,11 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.diagnose import Match
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
-from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
+from gpu_exporter.diagnosis.measurements import MEASUREMENTS, Measurement
+from gpu_exporter.diagnosis.presence import no_data
 from gpu_exporter.diagnosis.report import class_words, evidence, runbook
-from gpu_exporter.reports.numbers import narrow_size, whole_duration
+from gpu_exporter.reports.numbers import ABSENT, capitalised, measured, narrow, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
-from gpu_exporter.top.numbers import ABSENT, long
 from gpu_exporter.top.state import GpuRow, View
 from gpu_exporter.top.table import HEALTH_STYLES, class_style
 
@@ -23,10 +23,8 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> li
     """Return all lines about a GPU of a view. The beginning is the most important."""
     lines = [cut(line, width) for line in _head(row, now)]
     if row.gone or row.down:
-        why = (
-            f"No data for {whole_duration(row.gone)}: it is gone, or its exporter or node is down." if row.gone else ""
-        )
-        lines += wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")
+        why = capitalised(no_data(row.gone)) if row.gone else f"It does not answer: {row.down}"
+        lines += wrapped(f"{why}.", width, "  ", "bad", first="  ")
         return [*lines, *_findings(row, width, view)]
     lines += _class(row, now, width, view.since)
     lines += wrapped(row.hit_by, width, "  ", first="  ") if row.hit_by else []
@@ -92,16 +90,27 @@ def _gauges(row: GpuRow, width: int, marks: Glyphs) -> Iterator[Line]:
         top = limit or max((point for point in history if point is not None), default=0.0) or 1.0
         share = value / limit if value is not None and limit else None
         drawn = bar(share, GAUGE, marks) if limit else " " * GAUGE
-        style = class_style(row) if measurement.unit == SHARE else ""
+        style = class_style(row) if measurement.unit == "ratio" else ""
         yield cut(
             (
                 Span(f"  {fit(measurement.short, 7)} "),
                 Span(drawn, style),
-                Span(f" {fit(long(measurement, value, limit), VALUE)}", "" if value is not None else "dim"),
+                Span(f" {fit(with_limit(measurement, value, limit), VALUE)}", "" if value is not None else "dim"),
                 Span(spark(history, top, max(0, room), marks), style or "info"),
             ),
             width,
         )
+
+
+def with_limit(measurement: Measurement, value: float | None, limit: float | None) -> str:
+    """Return a value with its unit and, if it has one, its limit: 642 W of 700 W."""
+    if value is None:
+        return "not measured"
+    text = measured(value, measurement.unit)
+    if limit is None or measurement.unit == "ratio":
+        return text
+    between = ", slowdown at " if measurement.unit == "celsius" else " of "
+    return f"{text}{between}{measured(limit, measurement.unit)}"
 
 
 def _time(row: GpuRow, width: int) -> Iterator[Line]:
@@ -119,6 +128,5 @@ def _processes(row: GpuRow, width: int) -> Iterator[Line]:
         return
     yield (Span(f"  {'PID':>8} {'MEMORY':>7} {'BUSY':>5} COMMAND", "head"),)
     for process in row.processes:
-        memory = ABSENT if process.memory is None else narrow_size(process.memory, binary=True)
-        busy = ABSENT if process.sm is None else f"{process.sm:.0%}"
+        memory, busy = narrow(process.memory, "bytes"), narrow(process.sm, "ratio")
         yield cut((Span(f"  {process.pid:>8} {memory:>7} {busy:>5} {process.command or ABSENT}"),), width)

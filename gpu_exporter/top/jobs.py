@@ -9,8 +9,8 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.words import named
+from gpu_exporter.reports.numbers import ABSENT, narrow
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit
-from gpu_exporter.top.numbers import ABSENT
 from gpu_exporter.top.state import GpuRow
 
 GPUS, SM, POWER, LOST = 14, 12, 8, 12
@@ -47,23 +47,24 @@ def job_lines(rows: Sequence[GpuRow], width: int, marks: Glyphs) -> list[Line]:
 def _line(name: str, ranks: Sequence[GpuRow], width: int, marks: Glyphs) -> Line:
     busy, watts = ([row.values[key] for row in ranks if key in row.values] for key in ("sm_active", "power"))
     mean = sum(busy) / len(busy) if busy else None
-    lost_gpus = _lost(ranks)
-    share = (
-        f"{lost_gpus:.1f} of {len(ranks)}" if any(row.diagnosis and row.diagnosis.shares for row in ranks) else ABSENT
-    )
+    lost_gpus, whole = _lost(ranks), sum(row.diagnosis.identity.share for row in ranks if row.diagnosis)
+    is_known = any(row.diagnosis and row.diagnosis.shares for row in ranks)
+    share = f"{lost_gpus:.1f} of {round(whole, 1):g}" if is_known else ABSENT
     gpus = named([(row.index, row.key.instance) for row in ranks]).partition(" ")[2]
     return (
         Span(f"  {fit(name, width)} ", "title"),
         Span(f"{fit(gpus, GPUS)} "),
-        Span(f"{bar(mean, SM - 6, marks)}{ABSENT if mean is None else f'{mean:.0%}':>6} "),
-        Span(f"{fit(f'{sum(watts):.0f}W' if watts else ABSENT, POWER, right=True)} "),
-        Span(f"{fit(share, LOST, right=True)} ", "warn" if lost_gpus >= 0.1 * len(ranks) else ""),
+        Span(f"{bar(mean, SM - 6, marks)}{narrow(mean, 'ratio'):>6} "),
+        Span(f"{fit(narrow(sum(watts) if watts else None, 'watts'), POWER, right=True)} "),
+        Span(f"{fit(share, LOST, right=True)} ", "warn" if lost_gpus >= 0.1 * whole else ""),
         _finding(ranks),
     )
 
 
 def _lost(ranks: Sequence[GpuRow]) -> float:
-    return sum(1.0 if row.down else lost(row.diagnosis.shares) for row in ranks if row.diagnosis)
+    return sum(
+        row.diagnosis.identity.share if row.down else lost(row.diagnosis.gpu_time) for row in ranks if row.diagnosis
+    )
 
 
 def _finding(ranks: Sequence[GpuRow]) -> Span:

@@ -9,10 +9,9 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.incident_words import hit_words
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.diagnosis.words import named
+from gpu_exporter.diagnosis.words import hit_words, named
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import whole_duration
 from gpu_exporter.top.detail import detail, lasted

@@ -11,9 +11,8 @@ from gpu_exporter.diagnosis import summary_table
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.measurements import BY_NAME
-from gpu_exporter.reports.numbers import whole_duration
+from gpu_exporter.reports.numbers import ABSENT, narrow, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, padded, spark, width_of
-from gpu_exporter.top.numbers import ABSENT, short
 from gpu_exporter.top.state import DEGRADED, HEALTHY, UNHEALTHY, GpuRow
 
 HEALTH_STYLES = {HEALTHY: "good", DEGRADED: "warn", UNHEALTHY: "bad"}
@@ -99,7 +98,7 @@ def _class(row: GpuRow, width: int, marks: Glyphs) -> Span:
 
 def _number(name: str) -> Callable[[GpuRow, int, Glyphs], Span]:
     def cell(row: GpuRow, width: int, marks: Glyphs) -> Span:
-        return Span(short(BY_NAME[name], row.values.get(name)), "" if name in row.values else "dim")
+        return Span(narrow(row.values.get(name), BY_NAME[name].unit), "" if name in row.values else "dim")
 
     return cell
 
@@ -109,7 +108,7 @@ def _bar(name: str) -> Callable[[GpuRow, int, Glyphs], Span]:
         value = row.values.get(name)
         limit = row.limits.get(name)
         share = value / limit if value is not None and limit else None
-        text = short(BY_NAME[name], value)
+        text = narrow(value, BY_NAME[name].unit)
         drawn = f"{bar(share, width - 6, marks)}{text:>6}" if width > 6 else f"{text:>{width}}"
         return Span(drawn, class_style(row) if value is not None else "dim")
 
@@ -127,7 +126,7 @@ def _lost(row: GpuRow, width: int, marks: Glyphs) -> Span:
     if not (row.diagnosis and row.diagnosis.shares):
         return Span(ABSENT, "dim")
     share = lost(row.diagnosis.shares)
-    return Span(f"{share:.0%}", "warn" if share >= 0.1 else "")
+    return Span(narrow(share, "ratio"), "warn" if share >= 0.1 else "")
 
 
 def _health(row: GpuRow, width: int, marks: Glyphs) -> Span:

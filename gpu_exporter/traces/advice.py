@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.reports.numbers import binary_size, percent
+from gpu_exporter.reports.numbers import binary_size, measured, percent
 from gpu_exporter.traces.device_times import NS, DeviceTimes
 from gpu_exporter.traces.idle import UserWaits
 from gpu_exporter.traces.intervals import length, subtract, union
@@ -172,7 +172,7 @@ def of_straggler(straggler: Straggler, ranks: Sequence[RankResult]) -> Advice:
     waits = [sum(of.seconds for of in rank.waiting if of.rank == slow.rank) for rank in others]
     saving = sum(waits) / len(ranks)
     span = sum(rank.span_seconds for rank in ranks) / len(ranks)
-    wait = f"The others wait {straggler.excess_seconds * 1e3:.3g} ms per step for rank {slow.rank}"
+    wait = f"The others wait {measured(straggler.excess_seconds, 'seconds')} per step for rank {slow.rank}"
     if straggler.kind == "host":
         text = f"{wait}, whose host is slower: make this code as fast as on the other ranks, or balance its input."
     elif slow.kernels <= MORE_KERNELS * median(rank.kernels for rank in others):
@@ -263,7 +263,7 @@ def _tensor_cores(trace: Trace, events: DeviceEvents, duration: Column) -> tuple
     ]
     slow = np.where(np.isin(events.name, names), duration, 0)
     text = (
-        f"matrix products take {slow.sum() / NS:.3g} s without tensor cores: use autocast (bfloat16), or"
+        f"matrix products take {measured(slow.sum() / NS, 'seconds')} without tensor cores: use autocast (bfloat16), or"
         ' torch.set_float32_matmul_precision("high").'
     )
     return "tensor_cores", text, slow * (1 - 1 / TENSOR_CORE_FACTOR)
@@ -283,7 +283,8 @@ def _fusion(events: DeviceEvents, classes: EventClasses, duration: Column) -> tu
     saved = np.zeros(len(duration))
     saved[order] = length_ns * np.repeat(share, lengths)
     text = (
-        f"{int(chosen.sum())} chains of short element-wise kernels take {int(cost[chosen].sum()) / NS:.3g} s: fuse them"
+        f"{int(chosen.sum())} chains of short element-wise kernels take"
+        f" {measured(int(cost[chosen].sum()) / NS, 'seconds')}: fuse them"
         " with torch.compile or a fused optimizer and norm."
     )
     return "fusion", text, saved

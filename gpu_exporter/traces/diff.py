@@ -12,7 +12,7 @@ import numpy as np
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import short_duration, signed_percent
+from gpu_exporter.reports.numbers import duration, signed_percent
 from gpu_exporter.traces.analysis import no_gpu_events, summary
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices
 from gpu_exporter.traces.frames import PYTHON_FRAME
@@ -279,7 +279,7 @@ def lines(found: Diff) -> Iterator[str]:
     change = after.step_seconds - before.step_seconds
     what = "A step" if found.unit == "step" else "The trace"
     share = f" ({signed_percent(change / before.step_seconds)})" if before.step_seconds else ""
-    took, takes = short_duration(before.step_seconds), short_duration(after.step_seconds)
+    took, takes = duration(before.step_seconds), duration(after.step_seconds)
     yield f"{what} took {took}, and now takes {takes}{share}."
     if before.gpus != after.gpus:
         yield f"The job had {before.gpus} GPUs, and now has {after.gpus}: times are means over them."
@@ -298,7 +298,7 @@ def lines(found: Diff) -> Iterator[str]:
             yield f"{title}, per {found.unit}"
         for row in (*first, *against):
             counts = f"{row.before_count:.4g} -> {row.after_count:.4g} x" if key not in (CAUSE, IDLE_FRAME) else ""
-            times = f"{short_duration(row.before_seconds):>8} -> {short_duration(row.after_seconds):>8}"
+            times = f"{duration(row.before_seconds):>8} -> {duration(row.after_seconds):>8}"
             yield f"  {_plus(row.seconds):>10}  {times}  {counts:>18}  {_words(key, row.name)}"
 
 
@@ -336,8 +336,8 @@ def _words(key: str, name: str) -> str:
 
 
 def _plus(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{short_duration(abs(seconds))}"
+    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def _signed(seconds: float) -> str:
-    return f"{short_duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"
+    return f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"

@@ -14,7 +14,7 @@ from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import read
 from gpu_exporter.io.user_text import quoted
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import percent, short_duration, signed_percent
+from gpu_exporter.reports.numbers import duration, exact, signed_percent
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 
 MOST_BASELINE_BYTES = 256 << 20
@@ -54,7 +54,8 @@ class Condition:
         for rank in result.ranks:
             value = _ratio(rank, self.name)
             if _OPERATORS[self.comparison](value, self.limit):
-                yield f"{self.text}: {self.name} is {percent(value, 1)} on rank {rank.rank}, GPU {rank.device}"
+                share = exact(round(value, 3), "ratio")
+                yield f"{self.text}: {self.name} is {share} on rank {rank.rank}, GPU {rank.device}"
 
 
 def _ratio(rank: RankResult, name: str) -> float:
@@ -130,7 +131,7 @@ def regressions(result: AnalysisResult, before: Baseline, most: float) -> list[s
             ("the busy time of the GPU in a step", _busy(earlier[key]), _busy(rank)),
         ):
             if old > 0 and new / old - 1 > most:
-                took, takes, change = short_duration(old), short_duration(new), signed_percent(new / old - 1)
+                took, takes, change = duration(old), duration(new), signed_percent(new / old - 1)
                 lines.append(f"{what} of rank {key[0]} takes {takes} instead of {took}: {change}")
     return lines
 

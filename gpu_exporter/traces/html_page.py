@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.reports import html_document
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, frame, legend, page_head, safe_text, table
-from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
+from gpu_exporter.reports.numbers import binary_size, duration, percent
 from gpu_exporter.traces.details import BINS
 from gpu_exporter.traces.model import Column
 from gpu_exporter.traces.result import AnalysisResult, RankResult, RankTimeline
@@ -97,7 +97,7 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
         return
     yield "<h2>What to do</h2>\n<p>Each saving is an upper bound.</p>\n<ol>\n"
     for one in result.verdict.advice:
-        saving = f"at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)})"
+        saving = f"at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)})"
         where = f"<br>{frame(f'at {one.frames[0]}')}" if one.frames else ""
         if one.kernels:
             where += "<br>" + frame("in " + ", ".join(one.kernels))
@@ -112,13 +112,13 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     rows = [
         (
             safe_text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
-            short_duration(rank.span_seconds),
-            fine_percent(rank.busy_ratio),
-            fine_percent(rank.idle_ratio),
-            short_duration(rank.compute_seconds),
-            short_duration(rank.communication_seconds),
+            duration(rank.span_seconds),
+            percent(rank.busy_ratio),
+            percent(rank.idle_ratio),
+            duration(rank.compute_seconds),
+            duration(rank.communication_seconds),
             *exposed_times(rank, divided),
-            short_duration(rank.copy_seconds),
+            duration(rank.copy_seconds),
             str(rank.kernels),
         )
         for rank in result.ranks
@@ -127,7 +127,7 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     if result.straggler:
         straggler = result.straggler
         yield f"<p>The others wait for rank {straggler.rank}, whose {straggler.kind.replace('gpu', 'GPU')} is slow: "
-        yield f"{short_duration(straggler.excess_seconds)} per step.</p>\n"
+        yield f"{duration(straggler.excess_seconds)} per step.</p>\n"
     yield from table(head, rows, "Ranks")
 
 
@@ -135,7 +135,7 @@ def _timelines(result: AnalysisResult) -> Iterator[str]:
     colours = legend({words: colour for _, words, colour in (*LAYERS, IDLE)})
     yield "<h2>Timelines</h2>\n<p>Lines mark the starts of steps.</p>\n"
     for (rank, device), details in result.details.items():
-        title = f"GPU {device} of rank {rank} over {short_duration(details.timeline.seconds)}"
+        title = f"GPU {device} of rank {rank} over {duration(details.timeline.seconds)}"
         yield f"<p>{title}</p>\n{picture(details.timeline, title)}\n{colours}"
 
 
@@ -168,7 +168,7 @@ def _memory(rank: RankResult) -> Iterator[str]:
         rows = [
             (
                 frame(each.name),
-                fine_percent(each.share),
+                percent(each.share),
                 binary_size(each.bytes),
             )
             for each in holders
@@ -192,8 +192,8 @@ def _causes(rank: RankResult) -> Iterator[str]:
     for cause in rank.idle_causes[:MOST_CAUSES]:
         frames = "".join(f"<br>{frame(each)}" for each in cause.frames[:MOST_FRAMES])
         words = safe_text(TRACE_WORDS[TraceCause(cause.cause)])
-        rows.append((f"{words}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
-    yield f"<h3>Why the GPU was idle ({fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)})</h3>\n"
+        rows.append((f"{words}{frames}", percent(cause.share), duration(cause.seconds)))
+    yield f"<h3>Why the GPU was idle ({percent(rank.idle_ratio)} of {duration(rank.span_seconds)})</h3>\n"
     yield from table(("cause", "share", "time"), rows, "Causes of idle time")
 
 
@@ -201,8 +201,8 @@ def _operators(rank: RankResult) -> Iterator[str]:
     rows = [
         (
             frame(rate_words(rate)),
-            fine_percent(rate.peak_ratio),
-            short_duration(rate.seconds),
+            percent(rate.peak_ratio),
+            duration(rate.seconds),
             str(rate.count),
         )
         for rate in rank.operators[:MOST_KERNELS]
@@ -219,9 +219,7 @@ def _waiting(rank: RankResult) -> Iterator[str]:
     rows = []
     for waiting in rank.waiting[:MOST_CAUSES]:
         frames = "".join(f"<br>{frame(each)}" for each in waiting.frames[:1])
-        rows.append(
-            (f"{safe_text(for_whom(waiting))}{frames}", fine_percent(waiting.share), short_duration(waiting.seconds))
-        )
+        rows.append((f"{safe_text(for_whom(waiting))}{frames}", percent(waiting.share), duration(waiting.seconds)))
     yield "<h3>For whom it waited in collectives</h3>\n"
     yield from table(("rank", "share", "time"), rows, f"Waiting of rank {rank.rank}")
 
@@ -230,8 +228,8 @@ def _kernels(rank: RankResult) -> Iterator[str]:
     rows = [
         (
             f"{frame(kernel.name)} <small>{safe_text(kernel.kernel_class)}</small>",
-            fine_percent(kernel.share),
-            short_duration(kernel.seconds),
+            percent(kernel.share),
+            duration(kernel.seconds),
             str(kernel.count),
         )
         for kernel in rank.top_kernels[:MOST_KERNELS]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import binary_size, capitalised, fine_percent, scaled, short_duration
+from gpu_exporter.reports.numbers import binary_size, capitalised, duration, percent, scaled
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, OperatorRate, RankResult, WaitingFor
@@ -53,24 +53,24 @@ def _row(rank: RankResult, divided: bool) -> Sequence[str]:
     return (
         str(rank.rank),
         printable(f"{rank.device} {rank.device_name}".strip(), MOST_NAME),
-        short_duration(rank.span_seconds),
-        fine_percent(rank.busy_ratio),
-        fine_percent(rank.idle_ratio),
-        short_duration(rank.compute_seconds),
-        short_duration(rank.communication_seconds),
+        duration(rank.span_seconds),
+        percent(rank.busy_ratio),
+        percent(rank.idle_ratio),
+        duration(rank.compute_seconds),
+        duration(rank.communication_seconds),
         *exposed_times(rank, divided),
-        short_duration(rank.copy_seconds),
+        duration(rank.copy_seconds),
         str(rank.kernels),
-        short_duration(rank_step(rank).seconds) if rank.steps else "-",
+        duration(rank_step(rank).seconds) if rank.steps else "-",
     )
 
 
 def exposed_times(rank: RankResult, divided: bool) -> Sequence[str]:
     """Return the exposed communication; if it is `divided`, the transfer and the waiting."""
     if not divided:
-        return (short_duration(rank.exposed_communication_seconds),)
+        return (duration(rank.exposed_communication_seconds),)
     parts = rank.exposed_transfer_seconds, rank.exposed_waiting_seconds
-    return tuple("-" if part is None else short_duration(part) for part in parts)
+    return tuple("-" if part is None else duration(part) for part in parts)
 
 
 def _detailed(result: AnalysisResult) -> list[RankResult]:
@@ -84,7 +84,7 @@ def _idle(rank: RankResult) -> Iterator[str]:
     if not rank.idle_causes:
         return
     yield ""
-    share = f"{fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)}"
+    share = f"{percent(rank.idle_ratio)} of {duration(rank.span_seconds)}"
     yield f"Why GPU {rank.device} of rank {rank.rank} was idle ({share})"
     for cause in rank.idle_causes[:MOST_CAUSES]:
         if cause.share < LEAST_SHARE:
@@ -106,7 +106,7 @@ def _kernels(rank: RankResult) -> Iterator[str]:
 
 def _part(share: float, seconds: float) -> str:
     """Return two columns: a share of the time, and this time."""
-    return f"{fine_percent(share):>6}  {short_duration(seconds):>8}"
+    return f"{percent(share):>6}  {duration(seconds):>8}"
 
 
 def _operators(rank: RankResult) -> Iterator[str]:
@@ -116,8 +116,8 @@ def _operators(rank: RankResult) -> Iterator[str]:
     yield ""
     yield f"Operators of rank {rank.rank} that lost most time against the peak of the GPU"
     for rate in rated[:MOST_OPERATORS]:
-        share = fine_percent(rate.peak_ratio or 0.0)
-        time, count = short_duration(rate.seconds), f"{rate.count:>6} x"
+        share = percent(rate.peak_ratio or 0.0)
+        time, count = duration(rate.seconds), f"{rate.count:>6} x"
         yield f"  {share:>6} of the peak  {time:>8}  {count}  {printable(rate_words(rate), MOST_LINE)}"
 
 
@@ -136,13 +136,13 @@ def _collectives(rank: RankResult) -> Iterator[str]:
     yield f"Collectives of rank {rank.rank}"
     for of_group in rank.collectives[:MOST_COLLECTIVES]:
         name = printable(" ".join((of_group.operation, "of group", of_group.group or "?")), MOST_LINE)
-        text = f"  {short_duration(of_group.seconds):>8}  {of_group.count:>6} x {name} on {of_group.ranks} ranks"
+        text = f"  {duration(of_group.seconds):>8}  {of_group.count:>6} x {name} on {of_group.ranks} ranks"
         if of_group.bus_bandwidth is not None:
             text += f", {scaled(of_group.bus_bandwidth, 'B/s')} bus bandwidth"
         if of_group.transfer_seconds is not None:
-            text += f", {short_duration(of_group.transfer_seconds)} of it transfer"
+            text += f", {duration(of_group.transfer_seconds)} of it transfer"
         if of_group.skew_seconds is not None:
-            text += f", starts differ by up to {short_duration(of_group.skew_seconds)}"
+            text += f", starts differ by up to {duration(of_group.skew_seconds)}"
         yield text
 
 
@@ -172,10 +172,10 @@ def _memory(rank: RankResult) -> Iterator[str]:
     yield ""
     yield f"Memory of rank {rank.rank} at its peak: {memory_words(memory)}"
     for holder in memory.by_category:
-        yield f"  {fine_percent(holder.share):>6}  {binary_size(holder.bytes):>9}  {holder.name}"
+        yield f"  {percent(holder.share):>6}  {binary_size(holder.bytes):>9}  {holder.name}"
     yield "  and by code"
     for holder in memory.by_code[:MOST_CLASSES]:
-        yield f"  {fine_percent(holder.share):>6}  {binary_size(holder.bytes):>9}  {printable(holder.name, MOST_LINE)}"
+        yield f"  {percent(holder.share):>6}  {binary_size(holder.bytes):>9}  {printable(holder.name, MOST_LINE)}"
     if memory.failed:
         yield f"  {failure_words(memory.failed)}"
 
@@ -186,7 +186,7 @@ def memory_words(memory: MemoryResult) -> str:
     return (
         f"{binary_size(memory.peak_allocated_bytes)}{of_all} in tensors, at most"
         f" {binary_size(memory.peak_reserved_bytes)} reserved by PyTorch,"
-        f" {fine_percent(memory.unused_ratio)} of what was reserved then unused"
+        f" {percent(memory.unused_ratio)} of what was reserved then unused"
     )
 
 
@@ -210,7 +210,7 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
     yield ""
     yield "What to do; each saving is an upper bound"
     for one in result.verdict.advice:
-        yield f"  at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)}): {sentence(one.text)}"
+        yield f"  at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)}): {sentence(one.text)}"
         for frame in one.frames[:1]:
             yield f"    at {printable(frame, MOST_LINE)}"
         if one.kernels:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
-from gpu_exporter.reports.numbers import fine_percent
+from gpu_exporter.reports.numbers import duration, percent
 from gpu_exporter.traces.result import RankResult, Straggler, TraceClass
 
 # Communication is divided into transfer and waiting where the ranks can be compared.
@@ -111,15 +111,15 @@ def because(
     total = sum(rank.span_seconds for rank in ranks)
     busy = sum(rank.busy_ratio * rank.span_seconds for rank in ranks) / total
     parts = [
-        f"{fine_percent(share)} {WORDS[cause]}{_where(ranks, cause)}"
+        f"{percent(share)} {WORDS[cause]}{_where(ranks, cause)}"
         for cause, share in lost.items()
         if share >= LEAST_MENTIONED
     ]
     what = "the GPU was" if len(ranks) == 1 else f"the {len(ranks)} GPUs were"
-    text = f"{what} busy {fine_percent(busy)} of {total / len(ranks):.3g} s"
+    text = f"{what} busy {percent(busy)} of {duration(total / len(ranks))}"
     text += f"; of the time, {', '.join(parts)}" if parts else ""
     if straggler:
-        slow = f"rank {straggler.rank} makes the others wait {straggler.excess_seconds * 1e3:.3g} ms per step"
+        slow = f"rank {straggler.rank} makes the others wait {duration(straggler.excess_seconds)} per step"
         slow += f", because its {'GPU computes longer' if straggler.kind == 'gpu' else 'host is slower'}"
         slow += f" ({straggler.frames[0]})" if straggler.frames else ""
         text = f"{slow}; {text}" if is_main else f"{text}; besides, {slow}"

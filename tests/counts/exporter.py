@@ -25,7 +25,7 @@ from typing import Any
 
 from gpu_exporter.app.node import Node, ProcessMetrics
 from gpu_exporter.app.server import exporter_server
-from gpu_exporter.config import Config, room_settings
+from gpu_exporter.config import Config, package_settings
 from gpu_exporter.diagnosis.gather import WatchedScrapes, stamped
 from gpu_exporter.diagnosis.remote_scrapes import is_read
 from gpu_exporter.diagnosis.result import diagnose_scrapes
@@ -149,7 +149,7 @@ class Exporter:
         config = setup.config(folder, host)
         source, selection = (
             OneThread(config.sysfs, config.procfs),
-            Fields(room_settings(config, FieldsSettings)).selection,
+            Fields(package_settings(config, FieldsSettings)).selection,
         )
         node: Any = Node("node", source, config, ProcessMetrics(config.interval), selection, tuple)
         self._collector, self._live, self._steps = node.collector, node.live, 0

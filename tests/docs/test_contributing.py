@@ -168,7 +168,6 @@ MADE = {
     "dashboards/gpu.json": rf'"title": "{NAME}"',
     "helm/gpu-exporter/values.yaml": rf"hotMemory: 95\n(.|\n)*{NAME}: \{{enabled: true, severity: warning, hold: 10m",
     "helm/gpu-exporter/files/rules.yaml": r"gpu:memory_temp:celsius >= \$\(hotMemory\)\n",
-    "helm/gpu-exporter/README.md": rf"\[{NAME}\]",
     "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
 }
 # Diagnose a healthy GPU, and one with the values that the entry injects, each over ten minutes.

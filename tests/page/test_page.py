@@ -11,8 +11,7 @@ from subprocess import DEVNULL, Popen
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from gpu_exporter.diagnosis.measurements import BYTES, BYTES_PER_SECOND, CELSIUS, SHARE, WATTS, amount
-from gpu_exporter.reports.numbers import whole_duration
+from gpu_exporter.reports.numbers import measured, whole_duration
 from tests.conftest import Exporter, Serve, command
 from tests.e2e.app.test_web import REPLAY, TLS, Pki, hashed
 from tests.e2e.app.test_web import pki as pki
@@ -77,17 +76,19 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
 def test_the_script_writes_numbers_as_the_server_does(serve: Serve, tab: OpenTab) -> None:
     """Nothing on the page changes its form when the script takes over."""
     page = tab().open(url(serve(*REPLAY)))
+    sizes = (0, 42, 1023, 2**30, 9.96e9, 12.34e9, 999.7e9, 8e13)
     values = [
-        *((unit, value) for unit in (BYTES, BYTES_PER_SECOND) for value in (0, 42, 1023, 2**30, 9.96e9, 12.34e9, 8e13)),
-        *((SHARE, share) for share in (0, 0.394, 1)),
-        *((unit, value) for unit in (WATTS, CELSIUS) for value in (0, 55.6, 641.7)),
+        *((unit, value) for unit in ("bytes", "bytes_per_second") for value in sizes),
+        *(("ratio", share) for share in (0, 1e-6, 0.0034, 0.0123, 0.0994, 0.0996, 0.394, 1)),
+        *((unit, value) for unit in ("watts", "celsius", "") for value in (0, 0.123, 5.67, 55.6, 99.96, 641.7)),
+        ("hertz", 1.98e9),
     ]
     ages = (0, 59.9, 61, 3599, 5400, 90000, 172800)
     script = """async ([values, ages]) => {
         const { quantity, duration } = await import("/static/format.js");
         return [values.map(([unit, value]) => quantity(value, unit)), ages.map(duration)];
     }"""
-    expected = [[amount(unit, value) for unit, value in values], [whole_duration(age) for age in ages]]
+    expected = [[measured(value, unit) for unit, value in values], [whole_duration(age) for age in ages]]
     assert page.evaluate(script, [values, ages]) == expected
 
 
@@ -227,11 +228,11 @@ def test_lost_wedged_released_and_back(serve: Serve, tab: OpenTab, tmp_path: Pat
     expect(heading).to_have_text(HEALTHY)
     driver.lose(0)
     expect(heading).to_have_text("GPU 0 is unhealthy")
-    expect(page.locator(".problems")).to_contain_text("GPU 0: it fell off the bus")
+    expect(page.locator(".problems")).to_contain_text("GPU 0 does not answer: it fell off the bus")
     expect(row(page, "GPU 0").locator(".spark dd").first).to_have_text("\N{EN DASH}")
     driver.restore(0)
     driver.block(1)
-    expect(page.locator(".problems")).to_contain_text("GPU 1: a driver call does not return")
+    expect(page.locator(".problems")).to_contain_text("GPU 1 does not answer: a driver call does not return")
     driver.unblock(1)
     expect(heading).to_have_text(HEALTHY)
     bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}

@@ -55,6 +55,8 @@ def drawn(number: int) -> Sequence[Diagnosis]:
         gpus.append(
             diagnosed_gpu(gpu, *modes, job=job, class_name=name, shares=shares, is_down=lost, cluster=f"c{number}")
         )
+        # Of an instance in MIG mode. A GPU that is lost counts as a whole one.
+        gpus[-1].identity.share = chance.choice((1.0, 1.0, 0.5, 0.25))
     return gpus
 
 
@@ -65,7 +67,7 @@ def series(gpu: Diagnosis) -> Iterator[tuple[str, Mapping[str, str], float]]:
     owner = {"namespace": identity.namespace, "workload": identity.workload}
     where = {**device, "node": identity.node, "gpu": identity.gpu, **owner}
     yield DEVICE_INFO, where, 1
-    yield SHARE.record, where, 1
+    yield SHARE.record, where, identity.share
     yield s.UP.record, device, int(not gpu.is_down)
     if gpu.bottleneck:
         yield CLASS, {**where, "class": gpu.bottleneck.name}, 1

@@ -1,4 +1,4 @@
-"""docs/architecture.md says of rooms and imports what the contract and the code say."""
+"""docs/architecture.md says of packages and imports what the contract and the code say."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def libraries_of(path: Path) -> frozenset[str]:
 
 
 @pytest.mark.drift
-def test_rooms_are_those_of_the_contract() -> None:
+def test_packages_are_those_of_the_contract() -> None:
     """In the same order, and each folder of the package is one."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     contract = [
         sorted(layer.split(" | ")) for layer in config["importlinter:contract:one-way"]["layers"].strip().splitlines()
     ]
-    assert [sorted(in_code(rooms)) for rooms, _ in TABLES["rooms"]] == contract, FIX
+    assert [sorted(in_code(packages)) for packages, _ in TABLES["packages"]] == contract, FIX
     modules = (path for path in (ROOT / "gpu_exporter").glob("*") if (path / "__init__.py").exists())
-    assert {path.name for path in modules} <= {room for layer in contract for room in layer}, FIX
+    assert {path.name for path in modules} <= {package for layer in contract for package in layer}, FIX
 
 
 @pytest.mark.drift
@@ -83,4 +83,4 @@ def test_a_class_name_exists_once() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     several = [name for name, count in defined.items() if count > 1]
-    assert several == ["StepTimerCallback"], "fix: put the noun of the room before one of them in gpu_exporter/"
+    assert several == ["StepTimerCallback"], "fix: put the noun of the package before one of them in gpu_exporter/"

@@ -23,8 +23,8 @@ from gpu_exporter.config import (
     SettingGroup,
     _setting,
     check,
+    package_settings,
     read_file,
-    room_settings,
     unknown_variables,
 )
 from gpu_exporter.io import user_text
@@ -40,7 +40,7 @@ from tests import ROOT
 # The fix for a setting without effect.
 READ = "each as an attribute of `config` where it matters, or remove it from gpu_exporter/config.py"
 CONFIG_NAMES = ("config", "_config")
-ROOMS = (CollectionSettings, FieldsSettings, OwnerSettings, Style)
+PACKAGES = (CollectionSettings, FieldsSettings, OwnerSettings, Style)
 CHOICE = user_text.choice("nvml", "replay")
 
 
@@ -331,11 +331,11 @@ def test_a_faulty_setting_is_an_error(default: str, flag: str, message: str) -> 
 
 
 def test_every_setting_is_read() -> None:
-    """As `config.NAME`, in another module; a setting of a room, by a module of that room."""
+    """As `config.NAME`, in another module; a setting of a package, by a module of that package."""
     read = {attribute.attr for attribute in attributes(ROOT / "gpu_exporter") if named(attribute) in CONFIG_NAMES}
-    for room in ROOMS:
-        folder = ROOT.joinpath(*room.__module__.split(".")[:-1])
-        read |= {attribute.attr for attribute in attributes(folder)} & set(get_type_hints(room))
+    for settings in PACKAGES:
+        folder = ROOT.joinpath(*settings.__module__.split(".")[:-1])
+        read |= {attribute.attr for attribute in attributes(folder)} & set(get_type_hints(settings))
     unread = [setting.name for setting in fields(Config) if setting.name not in read]
 
     assert unread == [], f"nothing reads {unread}; fix: read {READ}"
@@ -354,9 +354,9 @@ def named(attribute: ast.Attribute) -> str:
     return value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_name_and_type_their_settings_as_config_does(room: type[Any]) -> None:
-    """So `room_settings` needs no table from one to the other."""
+@pytest.mark.parametrize("settings", PACKAGES)
+def test_packages_name_and_type_their_settings_as_config_does(settings: type[Any]) -> None:
+    """So `package_settings` needs no table from one to the other."""
     types = get_type_hints(Config)
-    assert {name: types.get(name) for name in get_type_hints(room)} == get_type_hints(room)
-    assert room_settings(Config(interval=7.0, no_hostname=True), room)
+    assert {name: types.get(name) for name in get_type_hints(settings)} == get_type_hints(settings)
+    assert package_settings(Config(interval=7.0, no_hostname=True), settings)

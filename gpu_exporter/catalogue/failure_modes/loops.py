@@ -212,7 +212,7 @@ OF_JOBS = (
         Severity.WARNING,
         5 * MINUTE,
         Action.NONE,
-        "Rank {{ $labels.rank }} of job {{ $labels.job_id }} ({gpu}) makes the others wait for "
+        "Rank {{ $labels.rank }} of job {{ $labels.job_id }} ({gpu}) is a straggler: the other ranks wait for it for "
         "{{ $value | humanizePercentage }} of each step",
         "Look at the panels of the training loop: which phase of this rank takes longer? If it is the data, check the data "
         "loader. If all phases on the GPU take longer, check the clock and the health of the GPU.",
@@ -242,10 +242,10 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             Place.JOB: SLOWED_JOB,
         },
         meaning="This rank is a straggler: the other ranks of its training job wait for it. *Self time* is the time of a step "
-        "without waiting for other ranks. That of this rank exceeds the median of its job by at least 5 % of a step, and by more "
-        "than the normal spread of the ranks: 3.5 times the sum of their scaled median absolute deviation and 1 % of the "
-        "median. In a job of two or three ranks, it exceeds the lowest by 5 % of a step and by 25 %. GpuStragglerStarved, "
-        "GpuStragglerSlow and GpuStragglerLaunchBound find stragglers by the counters of the GPUs, without a step timer.",
+        "without waiting for other ranks. The alert fires if the self time of this rank exceeds the median of its job by at least "
+        "5 % of a step, and by more than the ranks normally differ: 3.5 times the sum of their scaled median absolute "
+        "deviation and 1 % of the median. A job of two or three ranks has no useful median: there, it must exceed the lowest "
+        "self time by 25 %, and by at least 5 % of a step. GpuStragglerStarved, GpuStragglerSlow and GpuStragglerLaunchBound find stragglers by the counters of the GPUs, without a step timer.",
         impact="Every step takes as long as this rank needs; the other GPUs wait for the difference.",
         diagnosis=(
             'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: the phase with the highest value is the cause. `data` is '

@@ -189,7 +189,7 @@ MODES = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
-        "{gpu} has only {{ $value | humanizePercentage }} of the network traffic that the other ranks of job {job} have",
+        "The network traffic of {gpu} is only {{ $value | humanizePercentage }} of that of the other ranks of job {job}",
         "Check the link of this rail (GpuNicDown, GpuNicSlowLink, GpuNicErrors), then which ports NCCL uses "
         "(NCCL_DEBUG=INFO, NCCL_IB_HCA).",
         Inject({**_OVER_NETWORK, m.NIC_TX: Ramp(0, 2e9), m.NIC_RX: Ramp(0, 2e9)}, _OVER_NETWORK),

@@ -22,9 +22,9 @@ function loadUPlot() {
 /** Return the charts that measurements make: those with the same unit share one, except where a limit belongs to it. */
 export function groups(measurements) {
   const wanted = [
-    ["Activity", ({ unit }) => unit === "share"],
-    ["Traffic", ({ unit }) => unit === "bytes/s"],
-    ["Power", ({ unit }) => unit === "W"],
+    ["Activity", ({ unit }) => unit === "ratio"],
+    ["Traffic", ({ unit }) => unit === "bytes_per_second"],
+    ["Power", ({ unit }) => unit === "watts"],
     ["Temperature", ({ unit }) => unit === "celsius"],
     ["Memory", ({ unit }) => unit === "bytes"],
     ["Clock", ({ unit }) => unit === "hertz"],

@@ -2,7 +2,7 @@
 
 import { badge, element } from "./dom.js";
 import { bar } from "./drawing.js";
-import { actionWords, clock, gpuName, moment, quantity, sentence, since, words } from "./format.js";
+import { clock, gpuName, moment, quantity, sentence, since, words } from "./format.js";
 import { runbook } from "./summary.js";
 
 const TONES = { page: "bad", ticket: "warn", info: "idle" };
@@ -12,7 +12,7 @@ const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
 export function findings(gpu, now) {
   const problems = gpu.problems.map((problem) =>
     element("li", {}, badge(problem.health === "degraded" ? "warn" : "bad", sentence(problem.health)), ` ${sentence(problem.what)}. `,
-      ...(actionWords(problem.action) ? [element("strong", {}, "What to do: "), `${actionWords(problem.action)}.`] : [])),
+      ...(problem.todo ? [element("strong", {}, "What to do: "), `${problem.todo}.`] : [])),
   );
   const entries = gpu.findings.map((finding) => oneFinding(finding, now));
   if (!entries.length && !problems.length) return [element("p", {}, gpu.headroom || gpu.headline.words)];
@@ -61,7 +61,7 @@ export function loss(gpu) {
       "tr",
       { class: cause === "useful" ? "useful" : "" },
       element("th", { scope: "row" }, causeWords(cause)),
-      element("td", { class: "number" }, quantity(share, "share")),
+      element("td", { class: "number" }, quantity(share, "ratio")),
       element("td", { class: "wide", "aria-hidden": "true" }, bar(share)),
     ),
   );

@@ -4,25 +4,34 @@ const MINUTE = 60;
 const HOUR = 3600;
 const DAY = 86400;
 
-/** Return a value with its unit, or "–" if it could not be read. */
+/** Return a value with its unit as `measured` of reports/numbers.py writes it, or "–" if it could not be read. */
 export function quantity(value, unit) {
   if (value === null || value === undefined) return "–";
   switch (unit) {
-    case "share":
-      return `${Math.round(100 * value)} %`;
-    case "W":
-      return `${Math.round(value)} W`;
+    case "ratio":
+      return percent(value);
+    case "watts":
+      return `${digits(value)} W`;
     case "celsius":
-      return `${Math.round(value)} °C`;
+      return `${digits(value)} °C`;
     case "bytes":
       return scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-    case "bytes/s":
+    case "bytes_per_second":
       return scaled(value, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
     case "hertz":
-      return `${Math.round(value / 1e6)} MHz`;
+      return `${digits(value / 1e6)} MHz`;
     default:
-      return String(Math.round(100 * value) / 100);
+      return digits(value);
   }
+}
+
+function percent(share) {
+  const number = 100 * share;
+  return `${Math.abs(number) >= 9.95 ? Math.round(number) : Number(Number(number.toFixed(2)).toPrecision(2))} %`;
+}
+
+function digits(value) {
+  return Math.abs(value) < 99.95 ? String(Number(value.toPrecision(3))) : value.toFixed(0);
 }
 
 /** Return the limit of a measurement: of a temperature, the one at which the hardware slows the GPU down. */
@@ -37,14 +46,13 @@ export function usage(used, total) {
   return `${number}${smaller && smaller !== unit ? ` ${smaller}` : ""} / ${of} ${unit}`;
 }
 
-/** As `narrow_size` of reports/numbers.py, so that the page does not change when its script takes over. */
 function scaled(value, base, units) {
   let rank = 0;
   while (value >= 0.9995 * base && rank < units.length - 1) {
     value /= base;
     rank += 1;
   }
-  return `${rank === 0 || value >= 9.95 ? Math.round(value) : value.toFixed(1)} ${units[rank]}`;
+  return `${digits(value)} ${units[rank]}`;
 }
 
 /** Return a duration in its largest unit, rounded down; as `whole_duration` of reports/numbers.py. */
@@ -102,18 +110,4 @@ export function sentence(text) {
 /** Return an identifier such as `gpu_reset` as words. */
 export function words(identifier) {
   return String(identifier).replace(/[_-]/g, " ");
-}
-
-const ACTIONS = {
-  none: "",
-  restart_app: "restart the application",
-  gpu_reset: "reset the GPU",
-  node_reboot: "drain the node, which ends the work of its other GPUs, too; then reboot it",
-  drain: "drain the node",
-  replace: "replace the GPU",
-};
-
-/** Return what to do, as an imperative; "" if the problem itself says it, because its cause is outside the GPU. */
-export function actionWords(action) {
-  return ACTIONS[action] ?? words(action);
 }

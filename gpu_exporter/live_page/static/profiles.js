@@ -85,7 +85,7 @@ export function whereabouts(profile, gpu) {
     const [cause] = process.causes;
     if (!cause?.lines.length) return [];
     const line = element("code", {}, cause.lines[0].frame);
-    return [element("p", { class: "where" }, element("strong", {}, "Where: "), `${quantity(cause.share, "share")} of the time ${cause.words}, at `, line)];
+    return [element("p", { class: "where" }, element("strong", {}, "Where: "), `${quantity(cause.share, "ratio")} of the time ${cause.words}, at `, line)];
   });
   for (const odd of profile?.odd ?? []) {
     const name = `Process ${odd.pid}${odd.rank && ` (rank ${odd.rank})`}`;
@@ -113,11 +113,11 @@ function table(caption, heads, rows) {
 
 function processTable(profiles, profile, process, gpu, now) {
   const rows = process.causes.map((cause) => {
-    const lines = cause.lines.map((line) => element("li", {}, `${quantity(line.share, "share")} `, element("code", {}, line.frame)));
+    const lines = cause.lines.map((line) => element("li", {}, `${quantity(line.share, "ratio")} `, element("code", {}, line.frame)));
     return element(
       "tr",
       {},
-      element("td", { class: "number" }, quantity(cause.share, "share")),
+      element("td", { class: "number" }, quantity(cause.share, "ratio")),
       element("th", { scope: "row" }, sentence(cause.words)),
       element("td", {}, element("ul", { class: "lines" }, ...lines)),
     );
@@ -152,7 +152,7 @@ function comparison(profiles, profile, process, gpu, now) {
 function traceTable(trace, gpu, now) {
   const kernels = trace.kernels.filter((each) => each.gpu === gpu.UUID).sort((a, b) => b.seconds - a.seconds);
   const whole = kernels.reduce((sum, each) => sum + each.seconds, 0);
-  const rows = kernels.map((each) => element("tr", {}, element("td", { class: "number" }, quantity(each.seconds / whole, "share")), element("th", { scope: "row" }, sentence(each.kernel_class))));
+  const rows = kernels.map((each) => element("tr", {}, element("td", { class: "number" }, quantity(each.seconds / whole, "ratio")), element("th", { scope: "row" }, sentence(each.kernel_class))));
   const about = `Trace of ${trace.seconds} s at ${clock(trace.at, now)}: ${REASONS[trace.reason] ?? trace.reason}.`;
   const pids = trace.processes.filter((process) => process.gpus.includes(gpu.UUID)).map((process) => process.pid);
   const graphs = pids.flatMap((pid) => Object.entries(OF_TRACE).flatMap(([kind, words]) => graph(`${words}, process ${pid}`, async () => flame(await stacksOf(trace, pid, kind)))));
@@ -209,7 +209,7 @@ function frame(node, above, before, isCompared) {
   const change = isCompared ? node.share - (before?.share ?? 0) : 0;
   const kind = change >= LEAST_CHANGE ? "grew" : change <= -LEAST_CHANGE ? "shrank" : "";
   const points = kind && `${change > 0 ? "+" : "−"}${Math.round(100 * Math.abs(change))} points: `;
-  const share = quantity(node.share, "share");
+  const share = quantity(node.share, "ratio");
   const item = element("li", {}, element("span", { class: kind, title: `${share}: ${points}${node.name}` }, `${points}${node.name}`));
   item.style.width = `${(100 * node.share) / above}%`;
   if (children.length) item.append(element("ul", {}, ...children.map((child) => frame(child, node.share, before?.children.get(child.name), isCompared))));

@@ -174,7 +174,7 @@ function shares(runs) {
   for (const { name, start, end } of runs) if (name) times.set(name, (times.get(name) ?? 0) + end - start);
   const total = [...times.values()].reduce((sum, time) => sum + time, 0);
   if (!total) return "";
-  const parts = [...times].sort((a, b) => b[1] - a[1]).map(([name, time]) => `${name} ${quantity(time / total, "share")}`);
+  const parts = [...times].sort((a, b) => b[1] - a[1]).map(([name, time]) => `${name} ${quantity(time / total, "ratio")}`);
   return `In the time shown: ${parts.join(", ")}`;
 }
 

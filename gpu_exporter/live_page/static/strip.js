@@ -44,7 +44,7 @@ export class Strip {
     setText(tile.name, gpuName(gpu));
     setText(tile.className, ` ${name}`);
     setAttribute(tile.className, "title", this.#view.className(gpu.class)?.words);
-    setText(tile.values, ` ${quantity(gpu.measurements.sm_active, "share")} · ${quantity(gpu.measurements.temperature, "celsius")}`);
+    setText(tile.values, ` ${quantity(gpu.measurements.sm_active, "ratio")} · ${quantity(gpu.measurements.temperature, "celsius")}`);
     setText(tile.judgement, ` ${judgement.badge}`);
     setAttribute(tile.button, "data-tone", judgement.tone);
     setAttribute(tile.button, "title", `${judgement.badge}${judgement.words ? `: ${judgement.words}` : ""}`);

@@ -167,7 +167,7 @@ def test_a_job_has_several_names(nodes: Sequence[NodeHistory], name: str) -> Non
 def test_text_json_and_page(nodes: Sequence[NodeHistory]) -> None:
     text = "\n".join(job_report.lines(past_job(nodes), 2.0))
     assert "Job ml/train: 64 GPUs on 8 nodes" in text
-    assert "culprit: node-3 GPU 5" in text
+    assert "culprit: GPU 5 on node-3" in text
     assert "Straggler: rank 29 on node-3 GPU 5" in text
     assert "USD" in text
     found = json.loads(json.dumps(job_report.as_json(past_job(nodes), 2.0)))
@@ -290,7 +290,7 @@ def test_the_command(exporters: Sequence[str], tmp_path: Path) -> None:
     code, text, problems = diagnosed("--job", "train", *urls, *PERIOD, "--report", str(report))
     assert code == 1, problems
     assert "Incident (critical): GPU 2 does not answer" in text
-    assert "culprit: node-6 GPU 2" in text
+    assert "culprit: GPU 2 on node-6" in text
     assert "Note: missing: http://127.0.0.1:9: nothing listens there" in text
     assert "GpuLost" in report.read_text()
     found = json.loads(diagnosed("--job", "train", *urls, *PERIOD, "--json")[1])

@@ -129,7 +129,7 @@ def test_gpus_of_this_machine(top: Top, driver: FakeDriver) -> None:
     ]
     driver.set("ComputeRunningProcesses", ",".join(f"{program.pid}:{5000 << 20}" for program in programs))
     terminal = top("--kernel-log", "none", env=driver.environment)
-    text = terminal.until(lambda text: judged(text) and re.search(r"power +█+\S* +\d+ W of 700 W", text))
+    text = terminal.until(lambda text: judged(text) and re.search(r"power +█+\S* +[\d.]+ W of 700 W", text))
     assert "Simulated" not in text
     terminal.press("\r")
     terminal.until(

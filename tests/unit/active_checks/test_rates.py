@@ -156,7 +156,7 @@ def test_words_of_a_slow_rate() -> None:
     )
     assert (problem.metric, problem.value, problem.action) == (m.CHECK_RATE, 40e12, Action.DRAIN)
     (problem,) = Rates(outcomes({"fp32": 3e12}, model="NVIDIA L4"), CheckHistory()).problems(0)
-    assert problem.words == "FP32 arithmetic: 3 TFLOP/s, 10 % of the data sheet (30.3 TFLOP/s)"
+    assert problem.words == "FP32 arithmetic: 3 TFLOP/s, 9.9 % of the data sheet (30.3 TFLOP/s)"
     (problem,) = Rates(outcomes({"memory_copy": 1e12}, {}, model="unknown"), CheckHistory()).problems(0)
     assert problem.metric == m.CHECK_BANDWIDTH
 

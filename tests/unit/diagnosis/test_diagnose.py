@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpu_exporter.conditions.signal import Read
 from gpu_exporter.conditions.tree import And, Compare, Fn, Or, Over, Unless
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.diagnose import diagnose
+from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.report import as_dict, exit_code, lines
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
@@ -107,6 +109,30 @@ def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
     assert instance.bottleneck
     assert instance.bottleneck.name == "fake-load"
     assert [gpu["GPU_I_ID"] for gpu in as_dict((whole, instance))["gpus"]] == ["3"]
+
+
+@pytest.mark.parametrize(("slices", "shares"), [({"3": 4.0, "9": 1.0}, (0.8, 0.2)), ({}, (0.5, 0.5))])
+def test_a_mig_instance_costs_as_the_share_of_its_gpu_that_it_is(
+    slices: Mapping[str, float], shares: tuple[float, float]
+) -> None:
+    """As `gpu:share:ratio` of the rules: by compute slices, and in equal parts if these are unknown."""
+    page = Scrape(
+        1000.0,
+        [
+            ScrapedSample(f"DCGM_FI_PROF_{name}_ACTIVE", {**GPU, "GPU_I_ID": instance}, value)
+            for instance in ("3", "9")
+            for name, value in (("GR_ENGINE", 0.99), ("SM", 0.01), ("DRAM", 0.0))
+        ]
+        + [
+            ScrapedSample("gpu_instance_slices", {"UUID": GPU["UUID"], "GPU_I_ID": instance}, number)
+            for instance, number in slices.items()
+        ],
+    )
+
+    whole, *instances = diagnose(seen([page], {}))
+
+    assert tuple(of_diagnoses([instance])[0].lost_gpus for instance in instances) == pytest.approx(shares)
+    assert [each.lost_gpus for each in of_diagnoses([whole, *instances])] == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize("blank", [float("nan"), float("inf"), float("-inf"), 9223372036854775794.0])

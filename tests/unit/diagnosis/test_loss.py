@@ -30,11 +30,18 @@ def test_the_largest_share_comes_first_and_small_ones_are_left_out() -> None:
 
 def test_loss_in_gpu_hours_and_money() -> None:
     assert list(summary([HALF, HALF], 2.5))[1] == (
-        "Lost: 1.0 of 2 GPUs on average. In a day, that would be 24 GPU-hours (60.00 USD)."
+        "Lost: 1.0 of 2 GPUs on average. In a day, that would be 24.0 GPU-hours (60.00 USD)."
     )
-    assert list(summary([HALF]))[1].endswith("12 GPU-hours.")
+    assert list(summary([HALF]))[1].endswith("12.0 GPU-hours.")
     assert list(summary([{**NOTHING, Cause.USEFUL: 1.0}])) == ["Where the GPU time went: 100 % SMs working."]
     assert not list(summary([{}]))
+
+
+def test_mig_instances_count_as_shares_of_a_gpu() -> None:
+    slices = [{cause: share * part for cause, share in HALF.items()} for part in (0.75, 0.25)]
+
+    assert list(summary(slices)) == list(summary([HALF]))
+    assert breakdown([*slices, HALF]) == breakdown([HALF])
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,8 @@ def test_a_gpu_whose_series_ended() -> None:
     found, absent = present(sorted([*a, *b], key=lambda each: each.at))
     lost = "it is gone, or its exporter or node is down"
     assert absent == [
-        Absent("a:9400", "GPU 1", f"no data for 75 s: {lost}"),
-        Absent("b:9400", "GPU 2", f"no data for 74 s: {lost}"),
+        Absent("a:9400", "GPU 1", f"no data for 1 min: {lost}"),
+        Absent("b:9400", "GPU 2", f"no data for 1 min: {lost}"),
     ]
     assert [each.identity.gpu for each in diagnose(seen(found, {}))] == ["0"]
     assert present(a[:4]).absent == []

@@ -112,7 +112,7 @@ def test_a_straggler_in_words() -> None:
         "ranks may differ by 2.8 % of a step",
         "rank 3 of its training job",
         "restarts of this rank: 2",
-        "its phase backward takes 0.1 s longer in each step",
+        "its phase backward takes 100 ms longer in each step",
     ]
 
 

@@ -22,7 +22,7 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
     [
         (Over(s.GR_ACTIVE), [0.32], "GPU idle 68 % of the time"),
         (Over(s.GR_ACTIVE), [0.99], "GPU busy 99 % of the time"),
-        (Over(s.GR_ACTIVE), [0.99, 0.4], "GPU idle 1.0 % to 60 % of the time"),
+        (Over(s.GR_ACTIVE), [0.99, 0.4], "GPU idle 1 % to 60 % of the time"),
         (Over(s.SM_ACTIVE, Fn.MEAN, 300), [0.9, 0.86], "86 % to 90 % of the SMs busy on average"),
         (Over(s.SM_ACTIVE, Fn.STDDEV, 300), [0.012], "SM activity varies by ±1.2 % (standard deviation)"),
         (

@@ -139,7 +139,7 @@ OK, NOTE, WARN, FAIL = FindingLevel.OK, FindingLevel.NOTE, FindingLevel.WARN, Fi
             page_of("a", 8, (0, 1, 3), (2,)),
             "",
             [
-                (OK, "job a: ranks 0-1, 3 of 8 sending for 10 min; last step 10 s ago"),
+                (OK, "job a: ranks 0, 1, 3 of 8 sending for 10 min; last step 10 s ago"),
                 (WARN, "job a: rank 2 sent the last message 1 min ago"),
                 (NOTE, "job a: ranks 4-7 not sending to this exporter"),
             ],

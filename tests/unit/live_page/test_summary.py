@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.catalogue.faults import DOWN
+from gpu_exporter.diagnosis.incident_words import as_dicts
+from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.live_page import first_view
 from gpu_exporter.live_page.node_list import ListedNode, list_values
 from gpu_exporter.live_page.summary import largest_loss, summarise
 from gpu_exporter.model.snapshot import Snapshot
+from tests.support.incidents import diagnosed_gpu
 from tests.support.table import table_test
 
 
@@ -212,6 +216,20 @@ def test_instances_follow_their_gpu() -> None:
     made = summarise(gpus, [], [cause], 0)
     assert made["order"] == ["GPU-1", "GPU-1/1", "GPU-1/2", "GPU-0"]
     assert made["title"] == "GPU 1 instance 2: GpuStragglerSlow"
+
+
+@pytest.mark.parametrize("reason", DOWN)
+def test_the_page_says_of_a_lost_gpu_what_its_incident_says(reason: str) -> None:
+    """`top`, `diagnose` and the API show the incident; the page shows the verdict, which also has XIDs."""
+    gpu = diagnosed_gpu(3, "GpuLost", is_down=True)
+    gpu.identity.gpu, gpu.identity.down = "3", reason
+    (found,) = as_dicts(of_diagnoses([gpu]))
+    entries = [entry(3, "unhealthy", DOWN[reason].words) | {"up": False}]
+
+    (problem,) = summarise(entries, [], [found], 0)["problems"]
+
+    assert found["words"] == problem["words"].replace("GPU 3", "GPU 3 on n1")
+    assert problem["words"].startswith("GPU 3 does not answer: ")
 
 
 def test_what_a_problem_says() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.config import Config, room_settings
+from gpu_exporter.config import Config, package_settings
 from gpu_exporter.host.procfs import since_boot
 from gpu_exporter.kubernetes.client import Api
 from gpu_exporter.kubernetes.objects import Object, SliceDevice, SliceSpec, WatchEvent
@@ -508,7 +508,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> Non
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(GpuExporterError, match="run `pip install grpcio protobuf`"):
-        kubelet_of(room_settings(Config(), OwnerSettings))
+        kubelet_of(package_settings(Config(), OwnerSettings))
 
 
 def test_a_process_on_several_gpus_was_there_when_the_first_was_read() -> None:

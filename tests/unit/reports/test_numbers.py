@@ -10,36 +10,16 @@ from gpu_exporter.reports.numbers import (
     duration,
     exact,
     exact_duration,
-    fine_percent,
+    gpu_hours,
     measured,
     moment,
-    narrow_size,
+    narrow,
     percent,
+    ranges,
     scaled,
-    short_duration,
     spoken_duration,
     whole_duration,
 )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 us"),
-        (1.5e-6, "1.5 us"),
-        (999e-6, "999 us"),
-        (999.6e-6, "1 ms"),
-        (1e-3, "1 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1 s"),
-        (1.0, "1 s"),
-        (99.94, "99.9 s"),
-        (100.0, "100 s"),
-        (12345.6, "12346 s"),
-    ],
-)
-def test_short_durations(seconds: float, text: str) -> None:
-    assert short_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -62,22 +42,33 @@ def test_binary_sizes(count: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.0, "0 %"), (0.0123, "1.2 %"), (0.0994, "9.9 %"), (0.0995, "10 %"), (0.394, "39 %"), (1.0, "100 %")],
+    [
+        (0.0, "0 %"),
+        (1e-6, "0 %"),
+        (-1e-6, "0 %"),
+        (0.0034, "0.34 %"),
+        (0.0123, "1.2 %"),
+        (0.0994, "9.9 %"),
+        (0.0995, "10 %"),
+        (0.394, "39 %"),
+        (1.0, "100 %"),
+    ],
 )
-def test_shares_in_detail(share: float, text: str) -> None:
-    assert fine_percent(share) == text
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.004, "0 %"), (0.394, "39 %"), (1.0, "100 %")])
 def test_shares(share: float, text: str) -> None:
     assert percent(share) == text
-    assert percent(0.1234, 1) == "12.3 %"
 
 
 @pytest.mark.parametrize(
     ("seconds", "rounded", "whole"),
     [
-        (0.4, "0.4 s", "0 s"),
+        (0.0, "0 s", "0 s"),
+        (1.5e-6, "1.5 us", "0 s"),
+        (999e-6, "999 us", "0 s"),
+        (999.6e-6, "1 ms", "0 s"),
+        (0.4, "400 ms", "0 s"),
+        (0.9994, "999 ms", "0 s"),
+        (0.9996, "1 s", "0 s"),
+        (1.234, "1.23 s", "1 s"),
         (59, "59 s", "59 s"),
         (61, "1.02 min", "1 min"),
         (900, "15 min", "15 min"),
@@ -85,6 +76,7 @@ def test_shares(share: float, text: str) -> None:
         (5400, "1.5 h", "1 h"),
         (90000, "1.04 d", "25 h"),
         (172800, "2 d", "2 d"),
+        (1000 * 86400, "1000 d", "1000 d"),
         (-120, "-2 min", "0 s"),
     ],
 )
@@ -123,6 +115,7 @@ def test_exact_durations(seconds: float, text: str, spoken: str) -> None:
         (9, "FLOP/s", "9 FLOP/s"),
         (0, "B", "0 B"),
         (0.5, "B", "0.5 B"),
+        (999.7e6, "B/s", "1 GB/s"),
     ],
 )
 def test_decimal_prefixes(value: float, unit: str, text: str) -> None:
@@ -130,25 +123,50 @@ def test_decimal_prefixes(value: float, unit: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0"), (999.0, "999"), (1500.0, "1.5k"), (98e9, "98G"), (9.96e9, "10G"), (3e12, "3.0T")]
+    ("value", "unit", "text"),
+    [
+        (None, "ratio", "-"),
+        (0.934, "ratio", "93%"),
+        (641.7, "watts", "642W"),
+        (56, "celsius", "56°"),
+        (97.7e9, "bytes", "91Gi"),
+        *((value, "bytes_per_second", text) for value, text in ((0.0, "0"), (999.0, "999"), (1500.0, "1.5k"))),
+        *((value, "bytes_per_second", text) for value, text in ((98e9, "98G"), (9.96e9, "10G"), (3e12, "3.0T"))),
+    ],
 )
-def test_narrow_sizes(value: float, text: str) -> None:
-    assert narrow_size(value) == text
+def test_columns_are_narrow(value: float | None, unit: str, text: str) -> None:
+    assert narrow(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("hours", "price", "text"),
+    [
+        (5.41, None, "5.4 GPU-hours"),
+        (5.41, 2.5, "5.4 GPU-hours (13.53 USD)"),
+        (24.0 * 64, 2.0, "1,536 GPU-hours (3,072.00 USD)"),
+    ],
+)
+def test_gpu_time_and_money(hours: float, price: float | None, text: str) -> None:
+    assert gpu_hours(hours, price) == text
+
+
+def test_ranges_of_numbers() -> None:
+    assert ranges([6, 0, 1, 2, 3, 8, 9]) == "0-3, 6, 8, 9"
 
 
 @pytest.mark.parametrize(
     ("value", "unit", "rounded", "unrounded"),
     [
-        (0.05, "ratio", "5.0 %", "5 %"),
+        (0.05, "ratio", "5 %", "5 %"),
         (0.1234, "ratio", "12 %", "12.34 %"),
         (90.0, "seconds", "1.5 min", "90 s"),
-        (64.25, "celsius", "64.25 °C", "64.25 °C"),
+        (64.25, "celsius", "64.2 °C", "64.25 °C"),
         (1.5 * 2**30, "bytes", "1.5 GiB", "1.5 GiB"),
         (64 * 2**20, "bytes", "64 MiB", "64 MiB"),
         (-5.0, "seconds", "0 s", "-5 s"),
         (1.23456e9, "bytes_per_second", "1.23 GB/s", "1.23456 GB/s"),
-        (612.3, "watts", "612 W", "612.3 watts"),
-        (12345.6, "", "1.235e+04", "12345.6"),
+        (612.3, "watts", "612 W", "612.3 W"),
+        (12345.6, "", "12346", "12345.6"),
     ],
 )
 def test_quantities(value: float, unit: str, rounded: str, unrounded: str) -> None:

@@ -15,8 +15,8 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity
+from gpu_exporter.top.detail import with_limit
 from gpu_exporter.top.lines import ASCII, UNICODE, bar, cut, fit, glyphs, spark, width_of, wrapped
-from gpu_exporter.top.numbers import long, short
 from gpu_exporter.top.screen import Screen
 from gpu_exporter.top.state import GpuRow, ProcessRow, View
 from gpu_exporter.top.terminal import keys_of
@@ -266,11 +266,9 @@ def test_text_of_any_width() -> None:
 
 
 def test_numbers() -> None:
-    assert long(BY_NAME["power"], 642.0, 700.0) == "642 W of 700 W"
-    assert long(BY_NAME["memory_used"], 91 * 2**30, None) == "91 GiB"
-    assert short(BY_NAME["memory_used"], 91 * 2**30) == "91Gi"
-    assert (long(BY_NAME["pcie"], 98e9, None), short(BY_NAME["pcie"], 98e9)) == ("98 GB/s", "98G")
-    assert short(BY_NAME["sm_active"], None) == "-"
+    assert with_limit(BY_NAME["power"], 642.0, 700.0) == "642 W of 700 W"
+    assert with_limit(BY_NAME["memory_used"], 91 * 2**30, None) == "91 GiB"
+    assert with_limit(BY_NAME["pcie"], 98e9, None) == "98 GB/s"
 
 
 def test_the_line_of_code_is_below_its_incident() -> None:

@@ -150,11 +150,11 @@ def test_a_comparison_as_text() -> None:
         "     +375 ms    250 ms ->   625 ms            2 -> 2 x  a",
         "",
         "GPU time by code that launched it, per step",
-        "     +500 ms      0 us ->   500 ms            0 -> 2 x  t.py(3): f",
+        "     +500 ms       0 s ->   500 ms            0 -> 2 x  t.py(3): f",
         "",
         "Idle time of the GPU by cause, per step",
         "     +250 ms    500 ms ->   750 ms                      running other code on the host",
-        "      +10 ms      0 us ->    10 ms                      waiting for the data loader",
+        "      +10 ms       0 s ->    10 ms                      waiting for the data loader",
     ]
 
 
@@ -216,7 +216,7 @@ def test_the_main_cause(after: TraceTotals, expected: str) -> None:
 def test_nothing_to_compare() -> None:
     found = diff(_totals(0.0, 0.0), _totals(1.0, 0.5))
     assert main_cause(found) == ""
-    assert next(lines(found)) == "A step took 0 us, and now takes 1 s."
+    assert next(lines(found)) == "A step took 0 s, and now takes 1 s."
     assert found.to_json()["before"] == {"steps": 2, "gpus": 1, "step_seconds": 0.0, "busy_seconds": 0.0}
 
 

@@ -72,7 +72,7 @@ def test_names_of_conditions(tmp_path: Path, name: str, share: int) -> None:
     trace.device(95, 5, launched=94, device=1)
     result = analyze([read(trace.write(tmp_path / "trace.json"))])
     assert list(gate.condition(f"{name} < {share + 0.1:.1f} %").failures(result)) == [
-        f"{name}<{share + 0.1:.1f}%: {name} is {share}.0 % on rank 3, GPU 1"
+        f"{name}<{share + 0.1:.1f}%: {name} is {share} % on rank 3, GPU 1"
     ]
     assert not list(gate.condition(f"{name}>{share + 0.1:.1f}%").failures(result))
     assert not list(gate.condition(f"{name}<{max(0, share - 0.1):.3f}%").failures(result))

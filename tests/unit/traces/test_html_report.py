@@ -92,12 +92,12 @@ def test_frames_stand_below_their_callers() -> None:
     long_name, narrow = "n" * 100, "narrow"
     svg = flame_graph({"run;main;a;b": 1.0, f"run;main;{long_name};c": 6.98, f"run;main;{narrow}": 0.02}, "t")
     assert _drawn(svg) == {
-        "main": ("8 s, 100.0 %", 0.0, 0, "main"),
-        long_name: ("6.98 s, 87.2 %", 0.0, 1, long_name),
-        "c": ("6.98 s, 87.2 %", 0.0, 2, "c"),
-        "a": ("1 s, 12.5 %", 872.5, 1, "a"),
-        "b": ("1 s, 12.5 %", 872.5, 2, "b"),
-        narrow: ("20 ms, 0.2 %", 997.5, 1, ""),
+        "main": ("8 s, 100 %", 0.0, 0, "main"),
+        long_name: ("6.98 s, 87 %", 0.0, 1, long_name),
+        "c": ("6.98 s, 87 %", 0.0, 2, "c"),
+        "a": ("1 s, 12 %", 872.5, 1, "a"),
+        "b": ("1 s, 12 %", 872.5, 2, "b"),
+        narrow: ("20 ms, 0.25 %", 997.5, 1, ""),
     }
     assert ElementTree.fromstring(svg).attrib["viewBox"] == f"0 0 1000 {3 * ROW}"
     colours = re.findall(r"hsl\((\d+) (\d+)% (\d+)%\)", svg)
@@ -264,11 +264,11 @@ def test_idle_time_in_words(tmp_path: Path) -> None:
     text = _page(tmp_path, [_busy_trace()], idle_stacks={0: {"python;main": 1.0, "checkpoint;save": 3.0}})
     graph = next(svg for svg in re.findall("<svg.*?</svg>", text) if "Idle time of rank 0" in svg)
     assert [(name, share) for name, (share, *_) in _drawn(graph).items()] == [
-        ("all", "4 s, 100.0 %"),
-        ("writing or reading a checkpoint", "3 s, 75.0 %"),
-        ("save", "3 s, 75.0 %"),
-        ("running other code on the host", "1 s, 25.0 %"),
-        ("main", "1 s, 25.0 %"),
+        ("all", "4 s, 100 %"),
+        ("writing or reading a checkpoint", "3 s, 75 %"),
+        ("save", "3 s, 75 %"),
+        ("running other code on the host", "1 s, 25 %"),
+        ("main", "1 s, 25 %"),
     ]
 
 
