@@ -48,10 +48,9 @@ START_SECONDS = 0.01
 # thousands of objects without making garbage. With Python's default of 700, to traverse those of 400 simulated nodes
 # took 40 % of the CPU time.
 GARBAGE_OBJECTS = 20_000
-# How often a thread that waits for the GIL requests it. A scrape waits so long after each of its system calls while a
-# page is made; Python's default is 5 ms. With several nodes, the requests of hundreds of threads would slow down the
-# one that holds it.
-SWITCH_SECONDS, SWITCH_SECONDS_OF_SEVERAL = 0.0002, 0.1
+# How often a thread that waits for the GIL requests it. Python's default is 5 ms: so long would a scrape wait while the
+# live page is computed. With several nodes, the requests of hundreds of threads would slow down the one that holds it.
+SWITCH_SECONDS, SWITCH_SECONDS_OF_SEVERAL = 0.001, 0.1
 
 BANNER = """
 ************************************************************************
