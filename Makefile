@@ -133,7 +133,7 @@ boards: $(VENV)/dev tools .tools/virtual_clock/virtual_clock .tools/boards/page/
 	@command -v chromium >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y chromium; }
 	$(BIN)/python -m tests.boards $(ARGS)
 
-fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of content from outside: ARGS='recording --inputs 500 --seed 2'
+fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of untrusted input: ARGS='recording --inputs 500 --seed 2'
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 soak: $(VENV)/dev $(VENV)/mutation tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, 100 000 histories and thirty days of the remediation controller, many generated examples, every failure mode in a fleet and in an older Prometheus, fault histories in two levels of Prometheus and in vmalert, fleets of 800, 8000 and 16 000 GPUs; print how many random mutants the unit tests notice; as root, ten minutes of all attacks in a memory cgroup

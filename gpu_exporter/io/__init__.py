@@ -1,1 +1,1 @@
-"""Content from outside: reading files that may hang, decoding them, and parsing what users write."""
+"""Untrusted input: reading files that may hang, decoding them, and parsing what users write."""

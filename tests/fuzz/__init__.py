@@ -1,1 +1,1 @@
-"""Fuzzing: mutated inputs for everything that parses content from outside. `python -m tests.fuzz --help`."""
+"""Fuzzing: mutated inputs for all parsers of untrusted input. `python -m tests.fuzz --help`."""

@@ -1,4 +1,4 @@
-"""Fuzzes everything that parses content from outside. `make fuzz` runs this; CI runs it with fewer inputs.
+"""Fuzzes all parsers of untrusted input. `make fuzz` runs this; CI runs it with fewer inputs.
 
     python -m tests.fuzz [TARGET …] [--inputs 10000] [--seed 1]
     python -m tests.fuzz TARGET --file FAILING_INPUT

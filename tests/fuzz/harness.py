@@ -53,7 +53,7 @@ class Parser:
 
 @dataclass(frozen=True)
 class Target:
-    """A parser of content from outside: valid inputs, and the errors that it may raise.
+    """A parser of untrusted input: valid inputs, and the errors that it may raise.
 
     Longer inputs than `longest` bytes are cut: tests of their own have the few inputs that are slow only when huge.
     """

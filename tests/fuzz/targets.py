@@ -1,4 +1,4 @@
-"""Fuzzing targets: an adapter for each parser of content from outside, with valid inputs."""
+"""Fuzzing targets: an adapter for each parser of untrusted input, with valid inputs."""
 
 from __future__ import annotations
 

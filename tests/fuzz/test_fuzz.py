@@ -1,4 +1,4 @@
-"""Mutated inputs for every parser of content from outside: a short `make fuzz`."""
+"""Mutated inputs for every parser of untrusted input: a short `make fuzz`."""
 
 from __future__ import annotations
 
