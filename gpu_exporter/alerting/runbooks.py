@@ -62,7 +62,7 @@ FOLDER = "docs/runbooks"
 # What an alert becomes in the example for Alertmanager; a warning about costs is in a digest.
 SEVERITY = {Severity.CRITICAL: "a page", Severity.WARNING: "a ticket", Severity.INFO: "no notification"}
 DIGEST = "a digest"
-NO_ACTION = "no restart, reset, drain or replacement"
+NO_ACTION = "no standard repair: see *Fix*"
 SCOPE = {
     Scope.DEVICE: "the metrics of one GPU",
     Scope.JOB: "comparing the ranks of a job",
@@ -276,8 +276,8 @@ def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
             "It also fires the alert.\n"
         )
     elif mode.on_node:
-        yield "It is the expression of the alert ([PromQL](#promql)). `gpu-exporter diagnose --url http://NODE:9400` evaluates "
-        yield "it, too, but compares only the ranks on the nodes that it is given: repeat `--url` for each.\n"
+        yield "It is the expression of the alert ([PromQL](#promql)). `gpu-exporter diagnose --url http://NODE:9400` "
+        yield "evaluates it, too, for the ranks on the nodes that it is given: repeat `--url` for each.\n"
     elif mode.fleet:
         yield "Only Prometheus can evaluate it: it is the expression of the alert ([PromQL](#promql)).\n"
 
