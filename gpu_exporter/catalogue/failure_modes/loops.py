@@ -247,7 +247,7 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         f"- {100 * LEAST_EXCESS:g} % of a step\n"
         f"- how far ranks differ by chance: `{job_signals.DEVIATIONS} * ({job_signals.DEVIATION_OF_MEDIANS} * MAD + "
         f"{job_signals.LEAST_SHARE} * median)`, with the median and the median absolute deviation (MAD) of the self times\n"
-        "- what evaluations, checkpoints and compilations explain, which only some ranks do\n\n"
+        "- what pauses explain: evaluations, checkpoints and compilations that only some ranks do\n\n"
         "With two or three ranks, the lowest self time replaces the median, and the second limit is "
         f"{100 * job_signals.SHARE_OF_FEW:g} % of it. Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "
         "GpuStragglerLaunchBound find stragglers by the counters of the GPUs.",
