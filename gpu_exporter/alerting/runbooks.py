@@ -12,7 +12,7 @@ from gpu_exporter.alerting.coverage import Detectability
 from gpu_exporter.catalogue import failure_modes
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Place, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
@@ -62,13 +62,13 @@ FOLDER = "docs/runbooks"
 # What an alert becomes in the example for Alertmanager; a warning about costs is in a digest.
 SEVERITY = {Severity.CRITICAL: "a page", Severity.WARNING: "a ticket", Severity.INFO: "no notification"}
 DIGEST = "a digest"
-NO_ACTION = "nothing to do on the GPU"
+NO_ACTION = "no standard repair: see *Fix*"
 SCOPE = {
     Scope.DEVICE: "the metrics of one GPU",
     Scope.JOB: "comparing the ranks of a job",
     Scope.FLEET: "Prometheus only; `gpu-exporter diagnose` does not report it",
 }
-ON_NODE = "step timers: in Prometheus, and by `gpu-exporter diagnose --url` for the ranks on one node"
+ON_NODE = "step timers, by Prometheus and by `gpu-exporter diagnose --url`"
 DOMAIN = {
     Domain.HEALTH: "Health: is the hardware healthy?",
     Domain.BOTTLENECK: "Bottlenecks: why is the job slow?",
@@ -199,7 +199,7 @@ def index(modes: Sequence[FailureMode] = MODES) -> str:
 
 def _suggested(mode: FailureMode) -> str:
     """Return the action for the index."""
-    return mode.action.words or f"{NO_ACTION}: see the runbook"
+    return mode.action.words or "see the runbook"
 
 
 def summary(mode: FailureMode) -> str:
@@ -237,6 +237,9 @@ def _linked(text: str, names: Collection[str]) -> str:
 
 def _facts(mode: FailureMode) -> str:
     held = f"{exact_duration(mode.hold)} after the condition becomes true" if mode.hold else "immediately"
+    if mode.counted:
+        window = exact_duration(mode.hold + INTERRUPTION)
+        held = f"when the condition is true, and was for {exact_duration(mode.hold)} of the last {window}"
     kept = f"{exact_duration(mode.kept)} after the condition ends" if mode.kept else "when the condition ends"
     rows = [
         ("Suggested action", f'{mode.action.words or NO_ACTION} (label `action="{mode.action.value}"`)'),
@@ -273,8 +276,8 @@ def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
             "It also fires the alert.\n"
         )
     elif mode.on_node:
-        yield "It is the expression of the alert ([PromQL](#promql)). For the ranks on one node, "
-        yield "`gpu-exporter diagnose --url http://NODE:9400` evaluates the same.\n"
+        yield "It is the expression of the alert ([PromQL](#promql)). `gpu-exporter diagnose --url http://NODE:9400` "
+        yield "evaluates it, too, for the ranks on the nodes that it is given: repeat `--url` for each.\n"
     elif mode.fleet:
         yield "Only Prometheus can evaluate it: it is the expression of the alert ([PromQL](#promql)).\n"
 

@@ -251,14 +251,17 @@ def definitions(conditions: Sequence[Condition], limits: Limits) -> Iterator[tup
             yield clause.replace(start, start.upper(), 1), list(lines(inner, limits))
 
 
-_UNLESS: Mapping[type, str] = {
-    And: "unless all of these are true (ignored if data for one of them is missing):",
-    Or: "unless any of these is true (each is ignored without data):",
+_EXCEPTIONS: Mapping[type, str] = {
+    And: "all of these are true (ignored if data for one of them is missing)",
+    Or: "any of these is true (each is ignored without data)",
 }
 
 
-def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[ConditionLine]:
-    """Yield a condition, one comparison a line; a shared condition within it as its clause (see `definitions`)."""
+def lines(condition: Condition, limits: Limits, depth: int = 0, unless: str = "unless") -> Iterator[ConditionLine]:
+    """Yield a condition, one comparison a line; a shared condition within it as its clause (see `definitions`).
+
+    `unless` introduces an exception.
+    """
     if depth and _clause(condition):
         yield ConditionLine(depth, _clause(condition))
         return
@@ -270,17 +273,18 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Cond
                 depth, "all of these are true:" if isinstance(condition, And) else "any of these is true:"
             )
             for child in _flat(condition):
-                yield from lines(child, limits, depth + 1)
+                yield from lines(child, limits, depth + 1, unless)
         case Unless(inner, other):
             yield ConditionLine(depth, "all of these are true:")
             for child in _flat(inner) if isinstance(inner, And) else (inner,):
                 yield from lines(child, limits, depth + 1)
             several = isinstance(other, And | Or) and not _clause(other)
             yield ConditionLine(
-                depth + 1, _UNLESS[type(other)] if several else "unless this is true (ignored without data):"
+                depth + 1,
+                f"{unless} {_EXCEPTIONS[type(other)] if several else 'this is true (ignored without data)'}:",
             )
             for child in _flat(other) if isinstance(other, And | Or) and several else (other,):
-                yield from lines(child, limits, depth + 2)
+                yield from lines(child, limits, depth + 2, "but not if")  # a second "unless" is a double negation
         case OrIfKnown(inner, other):
             yield ConditionLine(depth, "any of these is true:")
             yield from lines(inner, limits, depth + 1)

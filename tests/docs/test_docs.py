@@ -124,6 +124,15 @@ def test_a_runbook_has_every_section(mode: FailureMode) -> None:
 
 
 @pytest.mark.drift
+def test_a_counted_hold_names_its_window() -> None:
+    """A hold that is counted from samples may be interrupted."""
+    text = DOCS["docs/runbooks/gpustragglerlaunchbound.md"]
+
+    assert "[40m]) >= 30" in text, GENERATE
+    assert "| Fires | when the condition is true, and was for 30 min of the last 40 min |" in text, GENERATE
+
+
+@pytest.mark.drift
 def test_related_alerts_name_each_other() -> None:
     """If one runbook lists another alert as related, that of the other lists it, too."""
     sections = {mode.name: re.split(r"^## ", DOCS[runbooks.path(mode)], flags=re.MULTILINE)[7] for mode in MODES}

@@ -321,9 +321,9 @@ MODES = (
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "All ranks of job {job} wait for kernel launches, and {gpu} is always last",
-        "Launch less often on all ranks: CUDA graphs or torch.compile, larger batches. The last rank has the slowest CPU "
-        "core or most Python work: check its CPU limit, its NUMA node, and logging.",
+        "All ranks of job {job} are launch-bound, and {gpu} is the slowest to launch",
+        "Launch less often on all ranks: CUDA graphs or torch.compile, larger batches. Usually, the slowest rank has "
+        "a slower CPU core or more Python work: check its CPU limit, its NUMA node, and logging.",
         Inject(profiles.LAUNCHING_LATE, profiles.LAUNCHING),
         And(Compare(Calc(PeerMean(c.GR, LAUNCHES), "-", c.GR), ">=", LATE_GAP), ALL_LAUNCH, name="launches_late"),
         scope=Scope.JOB,
@@ -335,11 +335,11 @@ MODES = (
                 "GpuLaunchBound",
             )
         },
-        meaning="Every rank of the job launches kernels that are too short. In each step the others wait for this rank in "
-        "a collective: its engine is less active than theirs, because theirs are busy while they wait.",
-        impact="The job runs at the speed of one CPU core: that of this rank.",
+        meaning="All ranks of this job are launch-bound, and this rank is the slowest to launch. The others reach the "
+        "collective first. Its kernel keeps their engines active while they wait, so this rank has the lowest engine activity.",
+        impact="The job runs only as fast as the CPU of this rank launches kernels.",
         diagnosis=(
-            f'Compare `{s.GR_ACTIVE.record}{{workload="…"}}` of all ranks: the lowest is the last. '
+            f'Compare `{s.GR_ACTIVE.record}{{workload="…"}}` of all ranks: the slowest to launch has the lowest. '
             f'`{s.PCIE_RX.record}{{workload="…"}}` is the traffic of the launches.',
             "On its host, run `top -H`: does its launching thread have a core to itself?",
             "Run `py-spy top --pid PID` on this rank and on another one, and compare.",

@@ -242,14 +242,19 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             Place.JOB: SLOWED_JOB,
         },
         meaning="This rank is a straggler: the other ranks of its training job wait for it. *Self time* is the time of a step "
-        "without waiting for other ranks. The alert fires if the self time of this rank exceeds the median of its job by at least "
-        "5 % of a step, and by more than the ranks normally differ: 3.5 times the sum of their scaled median absolute "
-        "deviation and 1 % of the median. A job of two or three ranks has no useful median: there, it must exceed the lowest "
-        "self time by 25 %, and by at least 5 % of a step. GpuStragglerStarved, GpuStragglerSlow and GpuStragglerLaunchBound find stragglers by the counters of the GPUs, without a step timer.",
+        "without waiting for other ranks. The *excess* of a rank is its self time minus the median of the ranks. The alert "
+        "fires if the excess of this rank is more than each of these:\n\n"
+        f"- {100 * LEAST_EXCESS:g} % of a step\n"
+        f"- how far ranks differ by chance: `{job_signals.DEVIATIONS} * ({job_signals.DEVIATION_OF_MEDIANS} * MAD + "
+        f"{job_signals.LEAST_SHARE} * median)`, with the median and the median absolute deviation (MAD) of the self times\n"
+        "- what pauses explain: evaluations, checkpoints and compilations that only some ranks do\n\n"
+        "With two or three ranks, the lowest self time replaces the median, and the second limit is "
+        f"{100 * job_signals.SHARE_OF_FEW:g} % of it. Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "
+        "GpuStragglerLaunchBound find stragglers by the counters of the GPUs.",
         impact="Every step takes as long as this rank needs; the other GPUs wait for the difference.",
         diagnosis=(
-            'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: the phase with the highest value is the cause. `data` is '
-            "the data loader. If none is high, it is code outside of the phases.",
+            'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: begin with the phase that has the highest value. '
+            "`data` is the data loader. If none is high, the time is spent outside the phases.",
             f"For `data`, look at `{job_signals.DATA.record}` of all ranks, and at the alerts about the host of this rank.",
             "For `forward` and `backward` alike: is the GPU throttled (GpuThermalThrottling), or has the rank more work, such "
             "as longer sequences? `gpu:sm_clock:hertz` and `gpu:power_use:ratio` tell these apart.",
@@ -260,11 +265,10 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             "GPU: move the job to another GPU, and follow the health alert of this one.",
             "Work: balance sequence lengths, experts or pipeline stages.",
         ),
-        wrong="A pipeline stage or an expert with more work by design is a straggler, but not a fault. The alert does "
-        "not fire if evaluations and checkpoints, which only some ranks do, can explain the difference. Self time cannot be "
+        wrong="A pipeline stage or an expert with more work by design is a straggler, but not a fault. Self time cannot be "
         "measured if compiled code or DTensor calls the collectives, unless steps are sampled ([where self time comes "
-        "from](../training.md)). In a launch-bound job, a rank is reported only if its CPU needs a third longer for a step than "
-        "those of the others. " + _TIMER,
+        "from](../training.md)). In a launch-bound job, a rank is reported only if its CPU needs at least a third longer for a "
+        "step than those of the others. " + _TIMER,
     ),
     FailureMode(
         "GpuJobSlower",

@@ -172,6 +172,17 @@ def test_exceptions_are_one_level_deep(kind: type[And | Or], words: str) -> None
     ]
 
 
+def test_an_exception_of_an_exception_is_no_double_negation() -> None:
+    low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
+
+    texts = [line.text for line in prose.lines(Unless(low, Unless(high, low)), {})]
+
+    assert [text for text in texts if "without data" in text] == [
+        "unless this is true (ignored without data):",
+        "but not if this is true (ignored without data):",
+    ]
+
+
 @table_test("mode", [mode for mode in MODES if mode.condition], lambda mode: mode.name)
 def test_texts_name_all_limits_and_signals(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""
