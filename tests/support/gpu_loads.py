@@ -15,6 +15,8 @@ def host_bound(driver: FakeDriver, *pids: int) -> None:
         driver.set("Gpm.5", 2.0)
         driver.set("Gpm.10", 3.0)
         driver.set("Gpm.21", 9000.0)
+        driver.set("Gpm.60", 0.0)  # beside traffic of collectives, what comes over PCIe is not known to be data
+        driver.set("Gpm.61", 0.0)
         driver.set("ComputeRunningProcesses", ",".join(f"{pid}:1000" for pid in pids))
 
 

@@ -167,7 +167,7 @@ def test_its_own_past(tmp_path: Path) -> None:
     for _ in range(2):
         code, out, _ = one.check("--state-dir", str(tmp_path / "state"))
         assert code == 3
-        assert "device memory, copy (read + write): 4.3 TB/s, 7 % below its own earlier checks -> drain" in out
+        assert "device memory, copy (read + write): 4.3 TB/s, 6.5 % below its own earlier checks -> drain" in out
 
 
 def test_an_unusable_history(tmp_path: Path) -> None:

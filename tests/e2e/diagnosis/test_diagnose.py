@@ -27,6 +27,8 @@ def test_a_stall_at_each_step(driver: FakeDriver) -> None:
     with driver.batch():
         driver.set("Gpm.1", 72.0)
         driver.set("Gpm.21", 5000.0)
+        driver.set("Gpm.60", 0.0)
+        driver.set("Gpm.61", 0.0)
 
     def wrong() -> list[str]:
         # Much longer than the ticks that a busy machine loses.

@@ -161,7 +161,7 @@ def without_library(driver: FakeDriver) -> None:
         (lambda driver: driver.count(0), "no GPU"),
         (lambda driver: driver.lose(0), "fell off the bus"),
         (lambda driver: driver.block(0), "does not return"),
-        (lambda driver: driver.delay("Init", 60), "does not"),
+        (lambda driver: driver.delay("Init", 60), "hang"),
     ],
     ids=["no library", "not loaded", "no permission", "no GPU", "lost", "wedged", "library hangs"],
 )
