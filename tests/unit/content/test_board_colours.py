@@ -94,7 +94,7 @@ def test_what_does_not_answer_is_red() -> None:
     [
         ("GpuLost", "Drain the node"),
         ("GpuThermalThrottling", "Cordon the node"),
-        ("GpuHostSwapping", "The host is short of memory: use fewer loader workers or less caching"),
+        ("GpuHostSwapping", "Use fewer loader workers or less caching, or give the job more memory"),
         ("GpuXidUnknown", "Read the kernel log around the event, which often explains it in words"),
         ("GpuStragglerSlow", "Compare the power limits of the ranks"),
         ("GpuNicFlapping", "Replace cable or transceiver before the link fails"),
