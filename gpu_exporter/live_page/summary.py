@@ -122,7 +122,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             owner=_owner(gpus, incident),
             since=min(filter(None, (incident["since"], *(each["since"] for each in sick))), default=None),
             cost=cost(incident["lost_gpu_hours_per_hour"]),
-            action="" if incident["action"] in incident["advice"] else incident["action"],
+            action="" if incident["action"].lower() in incident["advice"].lower() else incident["action"],
             advice=incident["advice"],
             runbook=incident["cause"].lower(),
             code=incident.get("code", ()),

@@ -127,7 +127,7 @@ MODES = (
         Action.NONE,
         "A network link of {gpu} runs at {{ $value | humanizePercentage }} of its rate",
         "Reseat or replace cable and transceiver, then bring the link up again: it has fewer lanes or a lower speed than it "
-        "can have.",
+        "can have. The table of network ports on the dashboard GPU / Node names the port.",
         Inject({m.NIC_RATE_SHARE: 0.5}),
         Compare(Over(n.RATE_SHARE), "<", FULL_RATE),
         explains=slows_down("GpuLoaderStorageBound", job=("GpuNicSlowRail",)),
