@@ -148,7 +148,7 @@ def test_eighty_columns() -> None:
     assert lines[1].split() == ["GPU", "FINDING", "CLASS", "SM", "POWER", "TEMP", "MEMORY", "OWNER"]
     assert " ".join(lines[2].split()[1:]) == "1 GpuStragglerSlow unknown 50 % 500 W 55 °C 80 Gi ml/train-1"
     long = text(Screen(UNICODE, (80, 24)), View(1000.0, gpus=ranks("GpuMemoryExhaustionPredicted")))
-    assert "MemoryExhaustion…" in long[2]
+    assert "MemoryExhaustio…" in long[2]
 
 
 def test_jobs() -> None:
