@@ -72,7 +72,7 @@ LEAST = {
     "node": 104,
     "first": 128,
     "cause": 150,
-    "UUID": 120,
+    "UUID": 110,
     "pod": 110,
     "action": 110,
     "operation": 96,
