@@ -190,7 +190,7 @@ def test_hostile_names(top: Top) -> None:
         terminal.press("\r")
         terminal.until(lambda text: "COMMAND" in text)
         terminal.press("\x1b[F")
-        terminal.until(lambda text: re.search(r"^ +1 +977Ki", text, re.MULTILINE))
+        terminal.until(lambda text: re.search(r"^ +1 +977 Ki", text, re.MULTILINE))
         assert "\x1b]0" not in terminal.screen.raw
         assert "\u202e" not in terminal.screen.raw
         terminal.press("q")
