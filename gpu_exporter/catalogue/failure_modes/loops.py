@@ -274,7 +274,7 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         Action.NONE,
         "Job {{ $labels.job_id }} ({job}) trains at only {{ $value | humanizePercentage }} of its usual speed",
         "Compare the phases of a step with those of yesterday, then look for a straggler and for alerts about the GPUs of "
-        "the job. What changed: its nodes, its configuration, its data?",
+        "the job. Find out what changed: its nodes, its configuration or its data.",
         Inject(series=TrainingLoop("gpujobslower", speed=0.7), series_before=TrainingLoop("gpujobslower")),
         fleet=f"avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < {SLOWER}\n"
         f"and job:speed:per_second / job:speed_usual:per_second < {SLOWER}",
