@@ -37,8 +37,8 @@ FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.D
 
 # The keys before each frame, with what is said about it.
 FRAMES = (
-    (("down",), "gpu-exporter top --source simulated: the worst first"),
-    (("enter",), "Enter: everything about a GPU"),
+    ((), "gpu-exporter top --source simulated: the worst first"),
+    (("down", "enter"), "Enter: everything about a GPU"),
     (("esc", *"sss", "/", *"comm", "enter"), "sorted by SM activity, filtered by /comm"),
     (("?",), "?: help"),
 )

@@ -12,7 +12,7 @@ from typing import Any
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, ORANGE, RED, About
 from content.dashboards.queries import Query
-from content.dashboards.tables import CENTS, NONE, ZERO, coloured_text, merged, numeric, override, texts
+from content.dashboards.tables import CENTS, NONE, SINCE, ZERO, coloured_text, merged, numeric, override, texts
 from gpu_exporter.alerting import incidents as i
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import Board
@@ -29,7 +29,10 @@ SINGLE = ("gpu", "rank")
 # Numbers of a row of incidents that are labels, so that they need no queries of their own.
 NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 # Whether no other alert explains an alert.
-ROLES = {"root cause": ("root cause", RED), "symptom": ("symptom", "text")}
+SYMPTOM = "symptom"
+ROLES = {"root cause": ("root cause", RED), SYMPTOM: (SYMPTOM, "text")}
+# What to do first about a symptom: the advice of its own may be wrong if something else causes it.
+BEGIN_WITH_CAUSE = "Begin with the root cause: this alert ends with it"
 # The label with what an incident costs. A symptom has no cost of its own.
 COST = "usd"
 COST_OF_ROW = override(
@@ -79,7 +82,8 @@ def firing(
         "a while before they fire.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical alerts come first, then root causes, by *cost/h* and time. Begin with a *root cause*, which no other "
-        "alert explains: symptoms end with it. The name of an alert opens its runbook.",
+        "alert explains: symptoms end with it. The name of an alert opens its runbook. Only alerts about one rank of a "
+        "job name its *rank*.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
     after_node = columns.index("node") + 1
@@ -92,7 +96,12 @@ def firing(
         timed = q.with_cluster(timed, _of_any_gpu(board, domains))
     queries = [
         Query(number, "", "short", "GPUs"),
-        Query(_with_first_step(timed), "", "dateTimeFromNow", "active since"),
+        Query(
+            f'label_replace({_with_first_step(timed)}, "first", "{SYMPTOM}", "role", "{SYMPTOM}")',
+            "",
+            SINCE,
+            "active since",
+        ),
     ]
     overrides = [*_overrides(queries, modes), override("role", texts(ROLES), coloured_text()), COST_OF_ROW]
     empty = "no firing alerts"
@@ -163,27 +172,30 @@ def _rows(
     return naming(of_gpus), rows
 
 
-def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: int) -> Any:
+def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: int, *, by_cost: bool = False) -> Any:
     """Return a table of incidents, critical ones first, then by their cost, with links to what is affected.
 
-    It has one row per cause, and node or job; it names the GPU, the node and the owner if there is only one.
+    It has one row per cause, and node or job; it names the GPU, the node and the owner if there is only one. `by_cost`
+    puts those first that cost most, whatever their severity.
     """
+    first = "the most expensive" if by_cost else "critical"
     about = About(
-        "What is wrong, by severity, then cost, then start. *GPUs*, *nodes*: how many it hits: those that cause it, "
+        f"What is wrong, by {'' if by_cost else 'severity, then '}cost, then start. *GPUs*, *nodes*: how many it hits: "
+        "those that cause it, "
         "and those that wait for them. *cost/h*: what the first waste, and the time in which the others wait; "
         "they may wait for several, so do not add rows of one job. *symptoms*: how many other alerts it explains.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
-        "critical incidents come first; the name opens the runbook, which says what to do.",
+        f"{first} incidents come first; the name opens the runbook, which says what to do.",
     )
     since = f"({_with_culprit(board, q.selected(board, i.OPEN_SINCE))}) * 1000"
     for name, number in NUMBERS.items():
         counted = f'count_values by ({i.KEY}) ("{name}", {q.selected(board, number)})'
         since = f"({since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since})"
-    timed = _with_first_step(q.with_runbooks(q.with_order(since), modes))
+    timed = _with_first_step(q.with_runbooks(since if by_cost else q.with_order(since), modes))
     clusters = f"{q.CLUSTERS} or {q.selected(board, i.OPEN)}"
     queries = [
         Query(f"max by ({i.KEY}) ({q.selected(board, i.OPEN_COST)})", "", "currencyUSD", "cost/h"),
-        Query(q.with_cluster(timed, clusters), "", "dateTimeFromNow", "active since"),
+        Query(q.with_cluster(timed, clusters), "", SINCE, "active since"),
         Query(f"max by ({i.KEY}) ({q.selected(board, i.OPEN_GPUS)})", "", "short", "GPUs"),
     ]
     columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", "first", *NUMBERS]
@@ -229,7 +241,8 @@ def _of_culprit(board: Board, stalls: str) -> str:
 def _overrides(queries: Sequence[Query], modes: Sequence[FailureMode]) -> list[Any]:
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     # Without what else a mapping may have, because there are many.
-    steps = {"type": "value", "options": {mode.name: {"text": first_step(mode)} for mode in modes}}
+    texts_of = {mode.name: first_step(mode) for mode in modes} | {SYMPTOM: BEGIN_WITH_CAUSE}
+    steps = {"type": "value", "options": {name: {"text": text} for name, text in texts_of.items()}}
     return [
         *(numeric(each, optional=True) for each in queries),
         override("first", {"id": "mappings", "value": [steps]}),

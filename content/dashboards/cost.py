@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from content.dashboards import loops
 from content.dashboards import queries as q
-from content.dashboards.alert_table import firing
+from content.dashboards.alert_table import incidents
 from content.dashboards.frame import ORANGE, RED, About, BoardRow
 from content.dashboards.graphs import CAUSES, GraphStyle, Legend, hues, lines, time_shares
 from content.dashboards.panels import number, watched
@@ -20,7 +20,7 @@ from gpu_exporter.alerting.boards import COST
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import COLOURS, SHARES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.conditions.signal import DEVICE
 
@@ -36,6 +36,15 @@ _IN_HANGING_JOB = {
     MISSING: ("job hangs: this rank holds it up", RED),
     HANGING: ("job hangs: waits", ORANGE),
 }
+# What waste is, and why a job that makes progress may have much of it.
+WASTE = (
+    "GPU time counts as wasted in which a GPU is lost or idle, waits for its host or for other ranks, copies, is "
+    "throttled, or only looks busy."
+)
+WITHIN_STEPS = (
+    "A job may waste much at a high goodput: goodput is the share of time in training steps, and ranks wait for each "
+    "other within these."
+)
 UNMEASURED = "A GPU without measurements counts as cost, and as waste only if it is lost."
 # How many days the graph of costs shows, whatever the time range is.
 DAYS = 14
@@ -53,8 +62,8 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "What do the GPUs cost, and who wastes them?",
             [watched(BOARD), *_numbers(), _workloads(), _wasted_spend()],
         ),
-        BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, height=6)]),
-        BoardRow("Who pays? (whole hours)", [_chargeback(), _per_day()]),
+        BoardRow("What causes the waste?", [incidents(BOARD, modes, 24, 6, by_cost=True)]),
+        BoardRow("Who pays? (whole hours of the time range)", [_chargeback(), _per_day()]),
         BoardRow("Which GPUs are wasted?", [_wasted_gpus()]),
         BoardRow("Where do the GPU hours go?", _time()),
         loops.cost_row(),
@@ -68,7 +77,7 @@ def _numbers() -> list[object]:
         (
             a.WASTED_COST,
             "Wasted per hour",
-            _cost("Cost of lost GPU time per hour: idle, waiting, throttled, fake load. " + UNMEASURED),
+            _cost(f"Cost of wasted GPU time per hour. {WASTE} {UNMEASURED}"),
         ),
         (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
         (
@@ -100,8 +109,9 @@ def _chargeback() -> object:
     return table(
         "Chargeback by namespace",
         About(
-            "GPU hours, cost and energy of each namespace within the time range, the share of all GPU hours, what it "
-            "wasted, and its cost per day at this rate. From hourly sums: choose a day or more.",
+            "GPU hours, cost and energy of each namespace in the whole hours that end within the time range of the "
+            "dashboard, the share of all GPU hours, what it wasted, and its cost per day at this rate. Choose a day or "
+            "more.",
             "as budgeted, with little wasted.",
             "click the namespace to see its workloads.",
         ),
@@ -127,7 +137,7 @@ def _per_day() -> object:
         "Cost per day",
         About(
             f"Cost of the GPUs in the day before each point, for {DAYS} days: the {q.RANKS} namespaces that cost most "
-            "now, and the sum of the others.",
+            "now, and the sum of the others. Points are at midnight UTC: there is none before the first midnight.",
             "as budgeted.",
             "the table beside says how much of it is wasted.",
         ),
@@ -189,7 +199,8 @@ def _workloads() -> object:
         "Workloads by waste",
         About(
             "What each workload wastes per hour, also as a share of its cost; how many of its GPUs are idle, or only "
-            "look busy, according to alerts, and what these cost. Unallocated GPUs have no owner.",
+            "look busy, according to alerts, and what these cost. Unallocated GPUs have no owner. "
+            f"{WASTE} {WITHIN_STEPS}",
             "little is wasted.",
             "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
         ),

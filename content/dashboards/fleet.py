@@ -173,9 +173,10 @@ def _misused() -> list[object]:
         number(
             "Throttled GPUs",
             About(
-                "GPUs whose clocks heat or the power supply lowers, according to alerts.",
+                "GPUs whose clocks heat (GpuThermalThrottling) or the power supply (GpuPowerBrake) lowers, according "
+                "to alerts. GPUs at their power limit do not count: that is normal at full load.",
                 "0.",
-                "the table of nodes shows where.",
+                "the table of incidents says by what, the table of nodes where.",
             ),
             Query(f"{_throttled()} {none}", "", "short"),
             [ColourStep(None, GREEN), ColourStep(1, ORANGE)],

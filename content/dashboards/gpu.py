@@ -11,7 +11,7 @@ from content.dashboards.frame import BLUE, DARK_RED, GREEN, GREY, RED, About, Bo
 from content.dashboards.graphs import GraphStyle, Legend, band, dashed, hues, lines, time_shares
 from content.dashboards.panels import LIMITS, class_timeline, named, number, states, verdict
 from content.dashboards.queries import Query
-from content.dashboards.tables import Columns, table
+from content.dashboards.tables import SINCE, Columns, table
 from gpu_exporter.alerting.boards import GPU
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
@@ -26,7 +26,8 @@ BOARD = GPU
 
 
 _IDENTITY = (
-    *("gpu", "model", "UUID", "serial", "driver_version", "pci_bus_id", "link", "slot", "pod", "rank", "instance"),
+    *("gpu", "model", "UUID", "serial", "driver_version", "pci_bus_id", "link", "slot", "namespace", "workload", "pod"),
+    "rank",
 )
 # Rows of the grid of what is above the first row of graphs.
 IDENTITY, TILES, ALERTS = 4, 3, 5
@@ -71,7 +72,10 @@ def _first(modes: Sequence[FailureMode]) -> list[object]:
 
 def _identity() -> object:
     device = "cluster, UUID"
-    gpu = q.direct(BOARD, m.INFO)
+    # The namespace of a target is that of the exporter.
+    gpu = f"max without (namespace, workload) ({q.direct(BOARD, m.INFO)})"
+    holder = f"topk by ({device}) (1, {q.devices(BOARD)})"
+    gpu = f"({gpu} * on ({device}) group_left (namespace, workload) {holder})"
     owner = f"topk by ({device}) (1, {q.direct(BOARD, m.POD_INFO)})"
     owned = f"({gpu} * on ({device}) group_left (pod, rank) {owner} or on ({device}) {gpu})"
     facts = ", ".join(name for name in _IDENTITY if name not in ("link", "slot"))
@@ -90,9 +94,9 @@ def _identity() -> object:
     return table(
         "Which GPU is it, and who has it?",
         About(
-            "The GPU, its driver, the pod that uses it with its rank, its PCIe link as generation and lanes (*link*), "
-            "what GPU and slot support (*slot*), and its power limit. An idle GPU lowers the generation of its link. "
-            "*instance* opens the live page of the exporter, with flame graphs.",
+            "The GPU, its driver, its PCIe link as generation and lanes (*link*), what GPU and slot support (*slot*), "
+            "the workload and the pod that use it, with its rank, and its power limit. An idle GPU lowers the "
+            "generation of its link. The link *Live page* above opens the page of the exporter, with flame graphs.",
             "under load, *link* is the same as *slot*.",
             "fewer lanes or a lower generation under load: see GpuPcieLinkDegraded.",
         ),
@@ -151,7 +155,8 @@ def _numbers() -> list[object]:
 
 def _class() -> object:
     about = About(
-        "The bottleneck class of the selected GPU; of several, the one with the highest number.",
+        "The bottleneck class of the selected GPU; of several, the one with the highest number. If it is throttled, "
+        "the table of alerts says why: heat (GpuThermalThrottling) or the power supply (GpuPowerBrake).",
         "compute-bound; memory-bound when generating tokens.",
         "the timeline below shows all GPUs.",
     )
@@ -207,7 +212,7 @@ def _xids() -> object:
             "empty: none was reported.",
             "docs/xids.md explains each XID; hardware XIDs have alerts.",
         ),
-        [Query(f"{last} * 1000", "", "dateTimeFromNow", "last")],
+        [Query(f"{last} * 1000", "", SINCE, "last")],
         Columns(("xid", "kind", "action")),
         width=8,
         sort="last",

@@ -49,6 +49,9 @@ TITLES |= {"driver_version": "driver", "pci_bus_id": "PCI address", "message_siz
 NUMBERS = ("batch", "usd")
 # Labels that a row needs for its links and its place, but that have no column.
 HIDDEN = ("runbook", "order")
+# Since when something is so: a clock time, as on the axes of graphs beside it.
+SINCE = "time:MM-DD HH:mm"
+TIMES = (SINCE, "dateTimeFromNow")
 # Labels by which rows of alerts are sorted, the first one last.
 URGENT = ("role", "order")
 # Labels by which rows are sorted that are otherwise alike, the first one last.
@@ -59,7 +62,7 @@ WIDTHS = {
     **{"severity": 66, "alertname": 190, "cluster": 70, "gpu": 50, "rank": 50, "batch": 80, "usd": 70},
     **{"nodes": 56, "symptoms": 78, "GPUs": 50, "active since": 112, "role": 84},
     **{"model": 120, "serial": 110, "driver_version": 96, "pci_bus_id": 130, "link": 74, "slot": 74, "instance": 116},
-    **{"power limit": 86, "xid": 56, "kind": 96, "message_size": 96},
+    **{"last": 88, "power limit": 86, "xid": 56, "kind": 96, "message_size": 96},
     **{"health": 84, "state": 248, "hottest GPU": 92, "throttled": 76, "for": 80},
     **{"wasted/h": 76, "cost/h": 70, "idle/h": 62, "idle GPUs": 78, "of its cost": 86},
 }
@@ -69,7 +72,7 @@ LEAST = {
     "node": 104,
     "first": 128,
     "cause": 150,
-    "UUID": 120,
+    "UUID": 110,
     "pod": 110,
     "action": 110,
     "operation": 96,
@@ -157,7 +160,7 @@ def _has(query: Query, added: Collection[str]) -> bool:
 
 def numeric(query: Query, *, share: bool = False, optional: bool = False) -> dict[str, Any]:
     # A time is that of an alert, and most rows have none.
-    absent = NONE if optional or query.unit in ("s", "dateTimeFromNow") else ABSENT
+    absent = NONE if optional or query.unit in ("s", *TIMES) else ABSENT
     least = max(SHARE_WIDTH if share else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
     width = WIDTHS.get(query.name, least)
     properties: list[dict[str, Any]] = [
@@ -232,7 +235,7 @@ def merged(
     ]
     names = [sort] if isinstance(sort, str) else sort
     names = [*names, *(TITLES[name] for name in labels if name == "usd")]
-    last = [_sorted_by(each.name) for each in queries if each.unit == "dateTimeFromNow"]
+    last = [_sorted_by(each.name) for each in queries if each.unit in TIMES]
     last += [_sorted_by(name, desc=True) for name in reversed(names) if name]
     last += [_sorted_by(name) for name in URGENT if name in (*hidden, *labels)]
     # Rows with the same value are in the order of their names.

@@ -122,7 +122,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             owner=_owner(gpus, incident),
             since=min(filter(None, (incident["since"], *(each["since"] for each in sick))), default=None),
             cost=cost(incident["lost_gpu_hours_per_hour"]),
-            action="" if incident["action"] in incident["advice"] else incident["action"],
+            action="" if incident["action"].lower() in incident["advice"].lower() else incident["action"],
             advice=incident["advice"],
             runbook=incident["cause"].lower(),
             code=incident.get("code", ()),
@@ -229,16 +229,16 @@ def _health(entries: Sequence[Entry], missing: int) -> str:
 
 
 def _hit(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> str:
-    """Return how many healthy GPUs the problems of others hit, and whose; a victim of several counts once."""
-    causes = {gpu for problem in problems for gpu in problem.gpus}
-    healthy = {entry["id"] for entry in entries if not entry["instance"] and entry["health"] == Health.HEALTHY.value}
-    victims = (healthy & {gpu for problem in problems for gpu in problem.hit}) - causes
+    """Return how many GPUs the problems of others hit, and whose; a victim of several counts once."""
+    whole = {entry["id"] for entry in entries if not entry["instance"]}
+    victims = whole & {gpu for problem in problems for gpu in problem.hit if gpu not in problem.gpus}
     if not victims:
         return ""
     shown = {gpu for problem in problems if victims.intersection(problem.hit) for gpu in problem.gpus}
     culprits = [entry for entry in entries if entry["id"] in shown]
     by = names_of_entries(culprits) if culprits else "a rank on another node"
-    return f", but hit by {by}" if len(healthy) == 1 else f", but {len(victims)} of them hit by {by}"
+    subject = "it is" if len(whole) == 1 else f"{len(victims)} {'is' if len(victims) == 1 else 'are'}"
+    return f"; {subject} hit by {by}"
 
 
 def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: int) -> str:
@@ -260,7 +260,7 @@ def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Ma
         if entry["id"] in problem.gpus:
             healthy = health in (Health.HEALTHY, Health.UNKNOWN) and problem.badge.lower() != entry["health"]
             badge = ("Cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
-            return Judgement(problem.tone, badge, said, line["since"])
+            return Judgement(problem.tone, badge, _hit_too(entry, problems, by_id) + said, line["since"])
     for problem in problems:
         if entry["id"] in problem.hit:
             causes = [by_id[gpu] for gpu in problem.gpus]
@@ -270,6 +270,13 @@ def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Ma
     since = line["since"] if line["severity"] == "info" else None
     words = largest_loss(entry["time"]) if line["severity"] == "ok" else said
     return Judgement(TONES[health], health.value.capitalize(), words, since)
+
+
+def _hit_too(entry: Entry, problems: Sequence[PageProblem], by_id: Mapping[str, Entry]) -> str:
+    """Return whose problems hit a GPU that has a problem itself, as a sentence; empty if none do."""
+    hit_by = (problem for problem in problems if entry["id"] in problem.hit and entry["id"] not in problem.gpus)
+    causes = dict.fromkeys(gpu for problem in hit_by for gpu in problem.gpus)
+    return f"Hit by {names_of_entries(by_id[gpu] for gpu in causes)}. " if causes else ""
 
 
 def largest_loss(time: Mapping[str, float]) -> str:

@@ -153,15 +153,15 @@ _SYMBOLS = {"watts": " W", "celsius": " °C"}
 
 
 def narrow(value: float | None, unit: str) -> str:
-    """Return a value in at most six columns: 93%, 642W, 56°, 91Gi, 1.2M; a dash if it is unknown."""
+    """Return a value in at most six columns: 93 %, 642 W, 56 °C, 91 Gi, 1.2 M; a dash if it is unknown."""
     if value is None:
         return ABSENT
     if unit in ("ratio", "watts", "celsius"):
-        return f"{value:.0%}" if unit == "ratio" else f"{value:.0f}{'W' if unit == 'watts' else '°'}"
+        return f"{100 * value:.0f} %" if unit == "ratio" else f"{value:.0f}{_SYMBOLS[unit]}"
     for prefix, size in _BINARY if unit == "bytes" else _DECIMAL:
         if value >= _NEARLY_ONE * size:
             number = value / size
-            return f"{number:.1f}{prefix}" if number < 9.95 else f"{number:.0f}{prefix}"
+            return f"{number:.1f} {prefix}" if number < 9.95 else f"{number:.0f} {prefix}"
     return f"{value:.0f}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.diagnose import Match
@@ -11,6 +12,7 @@ from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, Measurement
 from gpu_exporter.diagnosis.presence import no_data
 from gpu_exporter.diagnosis.report import class_words, evidence, runbook
+from gpu_exporter.diagnosis.words import hit_words, named
 from gpu_exporter.reports.numbers import ABSENT, capitalised, measured, narrow, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
 from gpu_exporter.top.state import GpuRow, View
@@ -25,9 +27,10 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> li
     if row.gone or row.down:
         why = capitalised(no_data(row.gone)) if row.gone else f"It does not answer: {row.down}"
         lines += wrapped(f"{why}.", width, "  ", "bad", first="  ")
-        return [*lines, *_findings(row, width, view)]
+        return [*lines, *_hits(row, width, view), *_findings(row, width, view)]
     lines += _class(row, now, width, view.since)
     lines += wrapped(row.hit_by, width, "  ", first="  ") if row.hit_by else []
+    lines += _hits(row, width, view)
     lines += _findings(row, width, view)
     lines += _gauges(row, width, marks)
     lines += _time(row, width)
@@ -37,7 +40,8 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> li
 
 def _head(row: GpuRow, now: float) -> Iterator[Line]:
     about = [text for text in (row.model, row.key.uuid, row.node) if text]
-    owner = (Span("  held by ", "dim"), Span(row.owner)) if row.owner else ()
+    held = "  last held by " if row.gone or row.down else "  held by "
+    owner = (Span(held, "dim"), Span(row.owner)) if row.owner else ()
     yield (Span(f"GPU {row.name}", "title"), Span("  " + "  ".join(about), "dim"), *owner)
 
 
@@ -53,6 +57,21 @@ def _class(row: GpuRow, now: float, width: int, first: float) -> Iterator[Line]:
     if row.reasons:
         text = f"{row.health}: {', '.join(row.reasons)}"
         yield from wrapped(text, width, "  ", HEALTH_STYLES.get(row.health, ""), first="  ")
+
+
+def _hits(row: GpuRow, width: int, view: View) -> Iterator[Line]:
+    """Yield which other GPUs the incidents hit that this GPU causes."""
+    gpu = row.key.uuid, row.key.instance
+    for each in view.incidents:
+        if hit := hit_by_incident(each, gpu):
+            yield from wrapped(hit, width, "  ", first="  ")
+
+
+def hit_by_incident(incident: Mapping[str, Any], culprit: tuple[str, str] | None = None) -> str:
+    """Return which other GPUs an incident hits, in words; empty if it hits none, or if `culprit` does not cause it."""
+    causes = ((gpu.get("UUID", ""), gpu.get("GPU_I_ID", "")) for gpu in incident["culprits"])
+    others = [(gpu.get("gpu", ""), gpu.get("GPU_I_ID", "")) for gpu in incident["hit"]]
+    return hit_words(named(others)) if others and (culprit is None or culprit in causes) else ""
 
 
 def lasted(begin: float, now: float, first: float) -> str:

@@ -11,10 +11,9 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.diagnosis.words import hit_words, named
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import whole_duration
-from gpu_exporter.top.detail import detail, lasted
+from gpu_exporter.top.detail import detail, hit_by_incident, lasted
 from gpu_exporter.top.jobs import job_lines
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
 from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
@@ -285,12 +284,9 @@ def _incident(incident: Mapping[str, Any], view: View, width: int) -> Iterator[L
 
     What does not fit one line has two.
     """
-    others, begin = [(gpu.get("gpu", ""), gpu.get("GPU_I_ID", "")) for gpu in incident["hit"]], incident["since"]
-    about = [
-        *([hit_words(named(others))] if others else []),
-        *([lasted(begin, view.at, view.since)] if begin else []),
-    ]
-    hit = f"({', '.join(about)})" if about else ""
+    lasting = lasted(incident["since"], view.at, view.since) if incident["since"] else ""
+    about = ", ".join(filter(None, (hit_by_incident(incident), lasting)))
+    hit = f"({about})" if about else ""
     text, style = printable(f" {incident['words']}", width), STYLES[incident["severity"]]
     if hit and width_of(text) + 1 + len(hit) > width:
         yield cut((Span(text, style),), width)

@@ -62,12 +62,7 @@ def heading(columns: Sequence[tuple[TableColumn, int]], width: int) -> Line:
 
 def line(row: GpuRow, columns: Sequence[tuple[TableColumn, int]], width: int, marks: Glyphs, *, chosen: bool) -> Line:
     """Return the line of a GPU."""
-    mark = f"{marks.chosen} " if chosen else "  "
-    if row.gone or row.down:
-        why = f"gone: no data for {whole_duration(row.gone)}" if row.gone else row.down
-        spans = (Span(mark), Span(f"{fit(row.name, columns[0][1])} "), Span("! ", "bad"), Span(why, "bad"))
-        return padded(spans, width, "chosen") if chosen else cut(spans, width)
-    spans_of = [Span(mark)]
+    spans_of = [Span(f"{marks.chosen} " if chosen else "  ")]
     for column, size in columns:
         text, style = column.cell(row, size, marks)
         spans_of += [Span(fit(text, size, right=column.right), style), Span(" ")]
@@ -91,6 +86,8 @@ def worst(row: GpuRow) -> tuple[str, str]:
 
 
 def _class(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    if row.gone or row.down:
+        return Span(ABSENT, "dim")
     if row.diagnosis is None:
         return Span("…" if marks.dot != "-" else "...", "dim")
     return Span(row.class_name or "unknown", class_style(row))
@@ -136,8 +133,13 @@ def _health(row: GpuRow, width: int, marks: Glyphs) -> Span:
 def _finding(row: GpuRow, width: int, marks: Glyphs) -> Span:
     """Return the worst finding, without what all names begin with if it does not fit; without one, a bad verdict.
 
-    Of a GPU that others hit, they say more than info does.
+    Of a GPU that does not answer, return why, in one word if there is no room for more. Of a GPU that others hit, they
+    say more than info does.
     """
+    if row.gone:
+        return Span(f"gone for {whole_duration(row.gone)}", "bad")
+    if row.down:
+        return Span(row.down.partition(":")[0] if width_of(row.down) > width else row.down, "bad")
     name, style = worst(row)
     if name == ABSENT and row.health in (DEGRADED, UNHEALTHY):
         return Span(row.health, HEALTH_STYLES[row.health])
@@ -172,7 +174,7 @@ COLUMNS = {
         TableColumn("NVLINK/S", 8, _number("nvlink"), right=True),
         TableColumn("PCIE/S", 6, _number("pcie"), right=True),
         TableColumn("POWER", 6, _number("power"), right=True),
-        TableColumn("TEMP", 5, _number("temperature"), right=True),
+        TableColumn("TEMP", 6, _number("temperature"), right=True),
         TableColumn("MEMORY", 6, _number("memory_used"), right=True),
         TableColumn("LOSS", 5, _lost, right=True),
         TableColumn("OWNER", 8, _owner, most=48),

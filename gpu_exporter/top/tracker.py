@@ -218,6 +218,7 @@ class Tracker:
             if limit is not None:
                 limits[measurement.name] = limit
         held = facts.holders.holder(device, identity)
+        before = self._rows.get(device) if device.uuid in facts.down else None
         return GpuRow(
             device,
             printable(identity.gpu or device.uuid, 40),
@@ -229,7 +230,7 @@ class Tracker:
             values=values,
             limits=limits,
             history={name: tuple(points) for name, points in history.items()},
-            owner=held.owner,
+            owner=held.owner or (before.owner if before else ""),  # nothing says who holds a GPU that is lost
             processes=held.processes,
             diagnosis=self._diagnoses.get(device),
             explained=self._explained.get(device, {}),

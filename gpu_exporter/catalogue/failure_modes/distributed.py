@@ -270,15 +270,15 @@ MODES = (
         branches=(
             (
                 LOW_POWER_CAP,
-                "The power limit of this GPU is lower than that of the other ranks: raise it (nvidia-smi -i N -pl WATTS). "
+                "Raise the power limit of this GPU (nvidia-smi -i N -pl WATTS): it is lower than that of the other ranks. "
                 "If it must stay low, lower that of all ranks.",
             ),
             (AT_POWER_CAP, "Balance the work: sequence lengths, experts (MoE), pipeline stages, uneven shards."),
             (
                 Compare(_OF_PEERS, ">=", LOWER_LIMIT),
-                "Its power limit is not lower than that of the other ranks. If the GPU has a health alert, move the job to "
-                "another GPU. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, replace the GPU; "
-                "if it stays with the rank, balance the work.",
+                "Move the job to another GPU if this one has a health alert. Otherwise swap the GPUs of two ranks: if the "
+                "straggler moves with the GPU, replace the GPU; if it stays with the rank, balance the work. The power limit "
+                "of this GPU is not the cause: it is not lower than that of the other ranks.",
             ),
         ),
         scope=Scope.JOB,

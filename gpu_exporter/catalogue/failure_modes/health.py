@@ -88,8 +88,7 @@ MODES = (
         2 * MINUTE,
         Action.NODE_REBOOT,
         "{gpu} does not answer",
-        "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
-        "node. Look in the kernel log for XID 79 (the GPU fell off the PCIe bus) or XID 119 or 120 (its firmware "
+        "Drain the node; if many nodes are affected at once, suspect a driver update and do not drain them all. Look in the kernel log for XID 79 (the GPU fell off the PCIe bus) or XID 119 or 120 (its firmware "
         "hung), run nvidia-bug-report.sh, then reboot the node. If "
         "gpu_down_reason says reset_required, reset the GPU instead.",
         Inject(fault="lost"),
@@ -167,8 +166,7 @@ MODES = (
         0,
         Action.DRAIN,
         "XID {{ $labels.xid }} on {gpu}: the GPU needs a repair",
-        "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
-        "node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
+        "Drain the node; if many nodes are affected at once, suspect a driver update and do not drain them all. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
         "nothing, look the code up in the table of XID codes (linked from the runbook). The alert ends when the GPU is healthy "
         "again or its node has rebooted.",
         Inject(xid=79),
@@ -535,8 +533,8 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         MARGIN_FAULT.template("{gpu}"),
-        "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
-        "room cannot be cooled now, lower the power limits of all GPUs of a job alike.",
+        "Check the cooling of this node (inlet temperature, filters, fans), and give it no new jobs. Running jobs can go on "
+        "while the GPU is not throttled. If the room cannot be cooled now, lower the power limits of all GPUs of a job alike.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
         Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN),
         keep=10 * MINUTE,
@@ -653,8 +651,8 @@ MODES = (
         HOUR,
         Action.REPLACE,
         "Few or no spare rows are left in memory banks of {gpu}",
-        "Nothing has failed yet. Plan the replacement of this GPU, and until then give it only work that can be "
-        "restarted: a bad row in a bank without spare rows cannot be remapped.",
+        "Plan the replacement of this GPU: nothing has failed yet. Until then, give it only work that can be restarted: a "
+        "bad row in a bank without spare rows cannot be remapped.",
         Inject({m.REMAP_HISTOGRAM[4]: 1.0}),
         Or(_on(s.BANKS_NONE), _on(s.BANKS_LOW)),
         meaning="Memory banks of this GPU have few spare rows left, or none. The next bad row in such a bank cannot be "
@@ -733,8 +731,8 @@ MODES = (
         5 * MINUTE,
         Action.DRAIN,
         '{{ $value | printf "%.0f" }} PCIe replays within 15 minutes on {gpu}',
-        "The PCIe link has more transmission errors than the specification allows, which usually means a bad contact "
-        "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
+        "Cordon the node. When its jobs have ended, reseat the GPU and the riser: more transmission errors than the "
+        "specification of PCIe allows usually mean a bad contact or riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
         explains=slows_down("GpuPcieLinkDegraded"),
@@ -765,7 +763,7 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "NVLink errors on {gpu}",
-        "Programs do not fail yet. Check which link has errors (nvidia-smi nvlink --errorcounters -i N). If the count "
+        "Check which link has errors (nvidia-smi nvlink --errorcounters -i N): programs do not fail yet. If the count "
         "grows, cordon the node, and reset this GPU and the one at the other "
         "end of the link when their jobs have ended. If the errors come back on the same link, have bridge, cable or "
         "GPU replaced.",
@@ -804,8 +802,8 @@ MODES = (
         0,
         Action.NONE,
         '{{ $value | printf "%.0f" }} corrected memory errors within an hour on {gpu}',
-        "ECC corrected every error and no data was lost. Look for GpuRowRemapPending. If it fires, cordon the node, and "
-        "reset the GPU when its jobs have ended. Otherwise keep using the GPU, also if XID 92 occurred, and watch it.",
+        "Look for GpuRowRemapPending. If it fires, cordon the node, and reset the GPU when its jobs have ended. Otherwise "
+        "keep using the GPU, also if XID 92 occurred, and watch it: ECC corrected every error, and no data was lost.",
         Inject({m.ECC_SBE_VOL: Ramp(0, 0.2)}),
         Compare(Over(s.ECC_SBE, Fn.INCREASE, HOUR), ">", ECC_STORM),
         meaning="ECC corrected many errors in the memory of this GPU. No data was lost.",

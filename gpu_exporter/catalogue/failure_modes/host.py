@@ -136,7 +136,7 @@ MODES = (
         5 * MINUTE,
         Action.NONE,
         "{gpu} waits for a process that is swapping",
-        "The host is short of memory: use fewer loader workers or less caching, or give the job more memory.",
+        "Use fewer loader workers or less caching, or give the job more memory: its host is short of memory.",
         Inject({**_profile(blocked=0.2), m.HOST_SWAP: 4e9, m.HOST_FAULTS: Ramp(0, 900.0)}),
         Unless(And(HAS_GAPS, SWAPS), IS_THROTTLED),
         shows=c.GR,
@@ -166,8 +166,8 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} waits for a thread that gets too little CPU time",
-        "Other processes or threads use the CPUs of this process. Give it CPUs of its own (taskset, numactl, the static "
-        "CPU manager of kubelet), or move the others away.",
+        "Give this process CPUs of its own (taskset, numactl, the static CPU manager of kubelet), or move the other "
+        "processes and threads away that use its CPUs.",
         Inject(_profile(cpu=0.45, wait=0.5, use=1.0)),
         Unless(And(HAS_GAPS, IS_STARVED), STOPPED),
         shows=LAUNCH_WAIT,
@@ -198,8 +198,8 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} waits for data from slow storage",
-        "The loader is blocked in reads. Copy the data to a local disk or cache, read larger files in sequence, and check "
-        "the storage (iostat -x, latency of the network file system).",
+        "Copy the data to a local disk or cache, read larger files in sequence, and check the storage (iostat -x, latency "
+        "of the network file system): the loader is blocked in reads.",
         Inject({**_profile(active=8, blocked=0.0, cpu=0.1), m.HOST_WORKER_BLOCKED: Ramp(0, 6.8)}),
         Unless(And(WAITS, IS_BLOCKED), NOT_RUNNING),
         cause=Cause.HOST,
@@ -231,8 +231,8 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} waits for a data loader that is short of CPUs",
-        "The workers use all CPUs that they may use. Give the job more CPUs, make preprocessing cheaper, do it in advance, "
-        "or decode on the GPU.",
+        "Give the job more CPUs, make preprocessing cheaper, do it in advance, or decode on the GPU: the workers use all "
+        "CPUs that they may use.",
         Inject({**_profile(cpu=0.1, active=14, use=0.95), m.HOST_WORKER_CPU: Ramp(0, 13.8)}),
         Unless(And(WAITS, WORKERS_BUSY, MAIN_WAITS, CPUS_FULL), KEPT_WAITING),
         shows=WORKER_CPU,
@@ -287,8 +287,8 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "{gpu} waits for a thread that uses a whole CPU",
-        "Python or kernel launches are the limit. Launch less often (CUDA graphs, torch.compile, larger batches), and move "
-        "preprocessing and logging out of the training loop.",
+        "Launch less often (CUDA graphs, torch.compile, larger batches), and move preprocessing and logging out of the "
+        "training loop: Python or kernel launches are the limit.",
         Inject(_profile(cpu=0.98)),
         Unless(
             And(WAITS, Compare(LAUNCH_CPU, ">=", SATURATED), Compare(c.GR, ">=", c.IDLE_ENGINE)),

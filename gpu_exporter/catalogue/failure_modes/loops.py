@@ -277,8 +277,8 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         10 * MINUTE,
         Action.NONE,
         "Job {{ $labels.job_id }} ({job}) trains at only {{ $value | humanizePercentage }} of its usual speed",
-        "What changed: the nodes of the job, its configuration, its data? Compare the phases of a step with those of "
-        "yesterday, then look for a straggler and for alerts about its GPUs.",
+        "Compare the phases of a step with those of yesterday, then look for a straggler and for alerts about the GPUs of "
+        "the job. Find out what changed: its nodes, its configuration or its data.",
         Inject(series=TrainingLoop("gpujobslower", speed=0.7), series_before=TrainingLoop("gpujobslower")),
         fleet=f"avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < {SLOWER}\n"
         f"and job:speed:per_second / job:speed_usual:per_second < {SLOWER}",

@@ -56,8 +56,8 @@ MODES = (
         2 * MINUTE,
         Action.NONE,
         "A network port of {gpu} is down",
-        "Multi-node jobs fail or slow down here. Cordon the node, and check cable, transceiver and switch port "
-        "(ibstat, rdma link, ethtool).",
+        "Cordon the node, and check cable, transceiver and switch port (ibstat, rdma link, ethtool): jobs on several nodes "
+        "fail or slow down here.",
         Inject({m.NIC_UP: 0.0}),
         Compare(Over(n.UP), "<", 1.0),
         explains=slows_down(
@@ -126,8 +126,8 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "A network link of {gpu} runs at {{ $value | humanizePercentage }} of its rate",
-        "The link came up with fewer lanes or at a lower speed. Reseat or replace cable and transceiver, then bring the "
-        "link up again.",
+        "Reseat or replace cable and transceiver, then bring the link up again: it has fewer lanes or a lower speed than it "
+        "can have. The table of network ports on the dashboard GPU / Node names the port.",
         Inject({m.NIC_RATE_SHARE: 0.5}),
         Compare(Over(n.RATE_SHARE), "<", FULL_RATE),
         explains=slows_down("GpuLoaderStorageBound", job=("GpuNicSlowRail",)),

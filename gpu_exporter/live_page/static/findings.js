@@ -20,6 +20,8 @@ export function findings(gpu, now) {
 }
 
 function oneFinding(finding, now) {
+  const { action, advice } = finding;
+  const first = action && !advice.toLowerCase().includes(action.toLowerCase()) ? `${sentence(action)}. ` : "";
   const evidence = [...new Set(finding.evidence)].map((statement) => element("li", {}, sentence(statement)));
   return element(
     "article",
@@ -27,7 +29,7 @@ function oneFinding(finding, now) {
     element("h5", {}, badge(TONES[finding.severity] ?? "unknown", SEVERITIES[finding.severity] ?? "Finding"), ` ${sentence(finding.words)}`),
     finding.since ? element("p", { class: "muted since", title: moment(finding.since) }, since(finding.since, now)) : "",
     evidence.length ? element("ul", { class: "evidence" }, ...evidence) : "",
-    element("p", {}, element("strong", {}, "What to do: "), finding.action ? `${sentence(finding.action)}. ` : "", ...prose(finding.advice)),
+    element("p", {}, element("strong", {}, "What to do: "), first, ...prose(advice)),
     element("p", {}, "Runbook: ", element("a", { href: runbook(finding.name) }, finding.name)),
   );
 }

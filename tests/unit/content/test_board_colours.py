@@ -94,7 +94,7 @@ def test_what_does_not_answer_is_red() -> None:
     [
         ("GpuLost", "Drain the node"),
         ("GpuThermalThrottling", "Cordon the node"),
-        ("GpuHostSwapping", "The host is short of memory: use fewer loader workers or less caching"),
+        ("GpuHostSwapping", "Use fewer loader workers or less caching, or give the job more memory"),
         ("GpuXidUnknown", "Read the kernel log around the event, which often explains it in words"),
         ("GpuStragglerSlow", "Compare the power limits of the ranks"),
         ("GpuNicFlapping", "Replace cable or transceiver before the link fails"),
@@ -106,6 +106,19 @@ def test_the_first_step_is_no_condition(name: str, step: str) -> None:
     """It ends with a clause, unless the first one says nothing to do."""
     (mode,) = (each for each in MODES if each.name == name)
     assert alert_table.first_step(mode) == step
+
+
+def test_a_symptom_has_no_first_step_of_its_own() -> None:
+    """It could contradict that of its cause: less evaluation ends no job that hangs."""
+    for board in ("job", "node", "gpu"):
+        (panel,) = (panel for panel in BOARDS[board]["panels"] if panel["title"] == "Firing alerts")
+        assert any('"first", "symptom", "role", "symptom"' in target["expr"] for target in panel["targets"])
+        (steps,) = (
+            found["mappings"][0]["options"]
+            for title, column, found in properties(board)
+            if (title, column) == ("Firing alerts", "what to do first") and "mappings" in found
+        )
+        assert steps["symptom"]["text"] == alert_table.BEGIN_WITH_CAUSE
 
 
 def test_each_alert_of_a_node_is_a_problem() -> None:
@@ -122,14 +135,12 @@ def test_each_alert_of_a_node_is_a_problem() -> None:
     ("board", "title", "key"),
     [
         ("fleet", "Incidents", ["active since", "cost/h", "order"]),
-        *(
-            (board, "Firing alerts", ["active since", "cost/h", "role", "order"])
-            for board in ("job", "node", "gpu", "cost")
-        ),
+        ("cost", "Incidents", ["active since", "cost/h"]),
+        *((board, "Firing alerts", ["active since", "cost/h", "role", "order"]) for board in ("job", "node", "gpu")),
     ],
 )
 def test_alerts_are_in_the_order_of_incidents(board: str, title: str, key: Sequence[str]) -> None:
-    """By severity, then root causes before symptoms, then what costs more, then what began earlier."""
+    """By severity, then root causes before symptoms, then what costs more, then what began earlier. Cost is by cost."""
     (panel,) = (panel for panel in BOARDS[board]["panels"] if panel["title"] == title)
     sorts = [each["options"]["sort"][0] for each in panel["transformations"] if each["id"] == "sortBy"]
     assert [each["field"] for each in sorts[-len(key) :]] == key

@@ -185,8 +185,8 @@ def test_headlines() -> None:
 @pytest.mark.parametrize(
     ("values", "severity", "advice"),
     [
-        ({m.POWER: 395.0, m.POWER_LIMIT: 400.0}, "ticket", "The power limit of this GPU is lower than"),
-        ({m.POWER: 560.0, m.POWER_LIMIT: 700.0}, "ticket", "Its power limit is not lower than"),
+        ({m.POWER: 395.0, m.POWER_LIMIT: 400.0}, "ticket", "Raise the power limit of this GPU"),
+        ({m.POWER: 560.0, m.POWER_LIMIT: 700.0}, "ticket", "Move the job to another GPU if"),
         ({m.POWER: 675.0, m.POWER_LIMIT: 700.0}, "info", "no fault. Balance the work"),
         ({m.POWER: 560.0}, "ticket", "Compare the power limits of the ranks"),
     ],

@@ -173,6 +173,14 @@ def test_a_judgement_has_room_for_what_is_wrong_only() -> None:
     assert [judged[f"GPU-{index}"]["words"] for index in (0, 1)] == ["Too hot", slow["words"]]
 
 
+def test_a_gpu_with_a_problem_may_also_be_a_victim() -> None:
+    hot = {"severity": "warning", "words": "Too hot", "since": 5.0}
+    gpus = [*LOST[:6], entry(6, "degraded", "too hot", headline=hot), *LOST[7:]]
+    judged = summarise(gpus, [], [incident([3], OTHERS, "critical"), incident([6])], 0)["judgements"]
+    assert (judged["GPU-6"]["badge"], judged["GPU-6"]["words"]) == ("Degraded", "Hit by GPU 3. Too hot")
+    assert "Hit" not in judged["GPU-3"]["words"]
+
+
 def test_victims_come_after_the_cause_and_before_the_rest() -> None:
     made = summarise(EIGHT, [], [incident([5], [7, 2])], 0)
     assert made["order"] == [f"GPU-{index}" for index in (5, 2, 7, 0, 1, 3, 4, 6)]
@@ -182,30 +190,35 @@ def test_victims_come_after_the_cause_and_before_the_rest() -> None:
     ("gpus", "jobs", "incidents", "words"),
     [
         (EIGHT, [], [], "All 8 GPUs are healthy"),
-        (EIGHT, [], [incident([3], OTHERS)], "All 8 GPUs are healthy, but 7 of them hit by GPU 3"),
+        (EIGHT, [], [incident([3], OTHERS)], "All 8 GPUs are healthy; 7 are hit by GPU 3"),
         (
             LOST,
             [],
             [incident([3], OTHERS), incident([1], OTHERS)],
-            "7 of 8 GPUs healthy, but 6 of them hit by GPUs 1, 3",
+            "7 of 8 GPUs healthy; 7 are hit by GPUs 1, 3",
         ),
         (
             EIGHT,
             [{**JOB, "ranks": JOB["ranks"][:1]}],
             [],
-            "All 8 GPUs are healthy, but 1 of them hit by a rank on another node",
+            "All 8 GPUs are healthy; 1 is hit by a rank on another node",
         ),
         ([entry(1)], [], [incident([1])], "The GPU is healthy"),
-        ([entry(0)], [{**JOB, "ranks": JOB["ranks"][:1]}], [], "The GPU is healthy, but hit by a rank on another node"),
+        (
+            [entry(0)],
+            [{**JOB, "ranks": JOB["ranks"][:1]}],
+            [],
+            "The GPU is healthy; it is hit by a rank on another node",
+        ),
     ],
 )
-def test_healthy_gpus_that_do_no_useful_work(
+def test_gpus_that_others_hit(
     gpus: Sequence[Mapping[str, Any]],
     jobs: Sequence[Mapping[str, Any]],
     incidents: Sequence[Mapping[str, Any]],
     words: str,
 ) -> None:
-    """Healthy is said of the hardware. A victim of two incidents counts once, and a culprit is no victim."""
+    """The same number as in the title, whatever their health. A victim of two incidents counts once."""
     assert summarise(gpus, jobs, incidents, 0)["health"] == words
 
 

@@ -126,12 +126,12 @@ def test_decimal_prefixes(value: float, unit: str, text: str) -> None:
     ("value", "unit", "text"),
     [
         (None, "ratio", "-"),
-        (0.934, "ratio", "93%"),
-        (641.7, "watts", "642W"),
-        (56, "celsius", "56°"),
-        (97.7e9, "bytes", "91Gi"),
-        *((value, "bytes_per_second", text) for value, text in ((0.0, "0"), (999.0, "999"), (1500.0, "1.5k"))),
-        *((value, "bytes_per_second", text) for value, text in ((98e9, "98G"), (9.96e9, "10G"), (3e12, "3.0T"))),
+        (0.934, "ratio", "93 %"),
+        (641.7, "watts", "642 W"),
+        (56, "celsius", "56 °C"),
+        (97.7e9, "bytes", "91 Gi"),
+        *((value, "bytes_per_second", text) for value, text in ((0.0, "0"), (999.0, "999"), (1500.0, "1.5 k"))),
+        *((value, "bytes_per_second", text) for value, text in ((98e9, "98 G"), (9.96e9, "10 G"), (3e12, "3.0 T"))),
     ],
 )
 def test_columns_are_narrow(value: float | None, unit: str, text: str) -> None:

@@ -65,7 +65,18 @@ def test_a_gpu_is_lost_and_comes_back() -> None:
     lost = by_name(watched(tracker, gpu(0) + gpu(1), gpu(0) + down(1, "lost")))
     assert lost["1"].down == "lost: it fell off the bus"
     back = by_name(watched(tracker, gpu(0) + gpu(1), begin=1010.0))
+    assert back["1"].owner == ""
     assert (back["1"].down, back["1"].values["sm_active"]) == ("", 0.9)
+
+
+def test_a_lost_gpu_keeps_its_owner() -> None:
+    """The one that it had last. A GPU that answers, and that nobody holds, has none."""
+    pod = {"namespace": "ml", "pod": "train-1", "workload": "train"}
+    tracker = Tracker(20.0)
+    lost = by_name(watched(tracker, gpu(1, **pod), gpu(1, **pod), *[down(1, "lost")] * 8))
+    assert lost["1"].owner == "ml/train-1"
+    back = by_name(watched(tracker, *[gpu(1)] * 8, begin=1010.0))
+    assert back["1"].owner == ""
 
 
 def test_a_gpu_disappears() -> None:
