@@ -92,6 +92,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             # Graphs have a point every 15 s.
             recorded = "min(count_over_time(workload:sm_active:ratio[1m]))"
             until(lambda: running.query(recorded) and running.query(recorded)[0] >= 4, 60, "points for the graphs")
+            # Those of classes have one at each full minute.
+            until(lambda: running.query("count(gpu:bottleneck:class offset 1m)"), 90, "classes of a minute ago")
             # Costs are recorded from alerts, by groups of rules that are evaluated at other moments.
             until(lambda: running.query(STEADY), 90, "alerts and costs that stay as they are")
             # After a late or failed scrape, series are missing for a moment.
