@@ -212,13 +212,11 @@ class LabelReader:
     def column(self, column: SampleColumn) -> ReadColumn:
         """Return what the labels of a column say."""
         name, labels = column.name, column.labels
-        read = self._names.get(name)
-        if read is None:
-            read = self._columns.get(id(labels)) or self._names_before.get(name)
-            if read is None or (read.labels is not labels and read.labels != labels):
-                known = self._known
-                read = ReadColumn(labels, [known.get(id(each)) or self(each) for each in labels])
-            self._names[name] = self._columns[id(labels)] = read
+        read = self._names.get(name) or self._columns.get(id(labels)) or self._names_before.get(name)
+        if read is None or (read.labels is not labels and read.labels != labels):
+            known = self._known
+            read = ReadColumn(labels, [known.get(id(each)) or self(each) for each in labels])
+        self._names[name] = self._columns[id(labels)] = read
         return read
 
 

@@ -76,7 +76,7 @@ class ValueReader:
         values: Iterable[tuple[DeviceKey | None, float]]
         if self._is_plain:
             devices = read.column(column).devices(per_instance=self.per_instance)
-            scale, values = way.scale, zip(devices, column.values)  # noqa: B905 of one length
+            scale, values = way.scale, zip(devices, column.values, strict=True)
         else:
             scale, values = 1.0, self._values(at, column, by_name, read)
         if not self.points:

@@ -19,7 +19,7 @@ from gpu_exporter.reports.numbers import binary_size, duration, percent
 from gpu_exporter.traces.details import BINS
 from gpu_exporter.traces.model import Column
 from gpu_exporter.traces.result import AnalysisResult, RankResult, RankTimeline
-from gpu_exporter.traces.text_report import exposed_times, failure_words, for_whom, memory_words, rate_words, sentence
+from gpu_exporter.traces.text_report import failure_words, for_whom, memory_words, rank_cells, rate_words, sentence
 
 WIDTH, HEIGHT = 1000.0, 44
 # What is drawn first is on the bottom.
@@ -112,14 +112,7 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     rows = [
         (
             safe_text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
-            duration(rank.span_seconds),
-            percent(rank.busy_ratio),
-            percent(rank.idle_ratio),
-            duration(rank.compute_seconds),
-            duration(rank.communication_seconds),
-            *exposed_times(rank, divided),
-            duration(rank.copy_seconds),
-            str(rank.kernels),
+            *rank_cells(rank, divided),
         )
         for rank in result.ranks
     ]

@@ -53,20 +53,27 @@ def _row(rank: RankResult, divided: bool) -> Sequence[str]:
     return (
         str(rank.rank),
         printable(f"{rank.device} {rank.device_name}".strip(), MOST_NAME),
+        *rank_cells(rank, divided),
+        duration(rank_step(rank).seconds) if rank.steps else "-",
+    )
+
+
+def rank_cells(rank: RankResult, divided: bool) -> Sequence[str]:
+    """Return where the time of a rank went, and its kernels. Exposed communication is `divided` into transfer and
+    waiting."""
+    return (
         duration(rank.span_seconds),
         percent(rank.busy_ratio),
         percent(rank.idle_ratio),
         duration(rank.compute_seconds),
         duration(rank.communication_seconds),
-        *exposed_times(rank, divided),
+        *_exposed_times(rank, divided),
         duration(rank.copy_seconds),
         str(rank.kernels),
-        duration(rank_step(rank).seconds) if rank.steps else "-",
     )
 
 
-def exposed_times(rank: RankResult, divided: bool) -> Sequence[str]:
-    """Return the exposed communication; if it is `divided`, the transfer and the waiting."""
+def _exposed_times(rank: RankResult, divided: bool) -> Sequence[str]:
     if not divided:
         return (duration(rank.exposed_communication_seconds),)
     parts = rank.exposed_transfer_seconds, rank.exposed_waiting_seconds
