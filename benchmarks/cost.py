@@ -37,7 +37,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -83,11 +83,14 @@ RSS_MIB, EIGHT_GPUS = 60.0, {"everything": 0.04, "everything@100ms": 0.22}
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that reading the same GPUs can cost: memory, CPU as a share of one core, NVML calls per second."""
+    """The least that reading the same GPUs can cost: memory, CPU as a share of one core (also by function), NVML calls
+    per second.
+    """
 
     rss_mib: float
     cpu: float
     calls: float
+    functions: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

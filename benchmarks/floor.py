@@ -4,7 +4,8 @@
     python -m benchmarks.floor SECONDS serve …     the CPU of one loop with the NVML calls of gpu-exporter, as JSON
 
 The loop makes the calls that gpu-exporter with these options makes within so many seconds, with the same arguments, in
-the same seconds, on one thread. It does nothing with what they return. Calls that open, wait or free are left out.
+the same seconds, on one thread. It does nothing with what they return. Calls that open, wait or free are left out. The
+JSON also has the CPU of each function: what a metric costs in the driver.
 """
 
 from __future__ import annotations
@@ -90,25 +91,29 @@ class Recorder:
         self._ended.set()
         time.sleep(1.0)  # the calls in progress end
 
-    def replay(self, seconds: float) -> float:
-        """Make the calls again, each in its second; return the share of a core that they take."""
+    def replay(self, seconds: float) -> tuple[float, dict[str, float]]:
+        """Make the calls again, each in its second; return the share of a core that they take, also by function."""
         self._of_thread.nested = True  # this thread may call the driver
         begin, cpu = time.monotonic(), time.thread_time()
+        functions: defaultdict[str, float] = defaultdict(float)
         for second in range(int(seconds)):
             time.sleep(max(0.0, begin + second - time.monotonic()))
             for function, arguments, options in self.calls.get(second, ()):
+                before = time.thread_time()
                 with suppress(pynvml.NVMLError):
                     function(*arguments, **options)
+                functions[function.__name__] += time.thread_time() - before
         time.sleep(max(0.0, begin + seconds - time.monotonic()))
-        return (time.thread_time() - cpu) / (time.monotonic() - begin)
+        passed = time.monotonic() - begin
+        return (time.thread_time() - cpu) / passed, {name: spent / passed for name, spent in functions.items()}
 
 
 def _watch(recorder: Recorder, seconds: float) -> None:
     time.sleep(WARM_SECONDS)
     recorder.record(seconds)
-    cpu = recorder.replay(seconds)
+    cpu, functions = recorder.replay(seconds)
     number = sum(len(calls) for second, calls in recorder.calls.items() if second < seconds)
-    print(json.dumps({"cpu": cpu, "calls": number / seconds}), flush=True)
+    print(json.dumps({"cpu": cpu, "calls": number / seconds, "functions": functions}), flush=True)
     os._exit(0)
 
 
