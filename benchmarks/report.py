@@ -82,7 +82,10 @@ SECTIONS = (
         the driver's energy counter, the true utilisation from GPM, or from the clock of the load where the driver has
         no GPM. Utilisation is off by points, power by percent of the truth. Gauges are averaged over all scrapes; of
         counters, the rise between the first and the last scrape counts. `bursts` computes matrix products and pauses,
-        `rare` does so with a longer period, `steady` has no pause, and `tiny` launches tiny kernels.""",
+        `rare` does so with a longer period, `steady` has no pause, and `tiny` launches tiny kernels. The counter of
+        utilisation is ten seconds late, at each scrape by the same time. So if the time measured is not a multiple of
+        a load's period, it may contain another part of a pause than the truth does (at `2+5`, two seconds of 60 or 75
+        s): a longer time makes this smaller.""",
         sections.sampling,
     ),
     Section(
@@ -165,20 +168,24 @@ def machine(found: Mapping[str, Any]) -> str:
 
 
 def section(known: Section, result: Mapping[str, Any] | None) -> tuple[str, Mapping[str, str]]:
-    """Return the Markdown of a section, and its plots by path."""
+    """Return the Markdown of a section, and its plots by path. A result may have more of the same benchmark."""
     head = f"## {known.title}\n\n{wrapped(known.prose)}\n"
     if result is None:
         (benchmark,) = (each for each in BENCHMARKS if each.name == known.name)
         needs = " and ".join(need.what for need in benchmark.needs) or "no GPU"
         return f"{head}\nNot measured for this version: `python -m benchmarks {known.name}` needs {needs}.\n", {}
-    shown = known.shown(result["numbers"])
-    made = {f"{PLOTS}/{known.name}-{name}.svg": svg for name, svg in shown.plots.items()}
-    images = "".join(
-        f"\n![{name}]({path.removeprefix('docs/')})\n" for name, path in zip(shown.plots, made, strict=True)
-    )
-    commit = f", commit {result['commit']}" if result["commit"] else ""
-    how = f"`{result['command']}`, {result['date']}{commit}: {machine(result['machine'])}."
-    return f"{head}\n{wrapped(how)}\n\n{shown.text}{images}", made
+    texts, made = [head], {}
+    for each in (result, *result.get("more", ())):
+        shown = known.shown(each["numbers"])
+        drawn = {f"{PLOTS}/{known.name}-{name}.svg": svg for name, svg in shown.plots.items()}
+        images = "".join(
+            f"\n![{name}]({path.removeprefix('docs/')})\n" for name, path in zip(shown.plots, drawn, strict=True)
+        )
+        commit = f", commit {each['commit']}" if each["commit"] else ""
+        how = f"`{each['command']}`, {each['date']}{commit}: {machine(each['machine'])}."
+        texts.append(f"{wrapped(how)}\n\n{shown.text}{images}")
+        made |= drawn
+    return "\n".join(texts), made
 
 
 def rendered(found: Mapping[str, Any]) -> dict[str, str]:

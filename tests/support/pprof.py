@@ -6,7 +6,7 @@ import gzip
 from collections import defaultdict
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 # google/pprof, proto/profile.proto: name, number, type (3: int64, 4: uint64, 9: string, 11: message), repeated, and
 # which message.
@@ -34,6 +34,18 @@ SCHEMA = {
 
 
 def decoded(content: bytes) -> Any:
+    """Return the profile of a compressed file."""
+    found = _profile()
+    found.ParseFromString(gzip.decompress(content))
+    return found
+
+
+def from_json(found: dict[str, Any]) -> Any:
+    """Return a profile that a server sent as JSON."""
+    return json_format.ParseDict(found, _profile(), ignore_unknown_fields=True)
+
+
+def _profile() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="profile.proto", package="perftools", syntax="proto3")
     for name, rows in SCHEMA.items():
         message = file.message_type.add(name=name)
@@ -47,9 +59,7 @@ def decoded(content: bytes) -> Any:
             )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = message_factory.GetMessageClass(pool.FindMessageTypeByName("perftools.Profile"))()
-    found.ParseFromString(gzip.decompress(content))
-    return found
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("perftools.Profile"))()
 
 
 def folded_of(profile: Any) -> dict[str, dict[str, float]]:
