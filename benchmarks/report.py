@@ -84,8 +84,8 @@ SECTIONS = (
         counters, the rise between the first and the last scrape counts. `bursts` computes matrix products and pauses,
         `rare` does so with a longer period, `steady` has no pause, and `tiny` launches tiny kernels. The counter of
         utilisation is ten seconds late, at each scrape by the same time. So if the time measured is not a multiple of
-        a load's period, it may contain another part of a pause than the truth does (at `2+5`, two seconds of 60 or 75
-        s): a longer time makes this smaller.""",
+        a load's period, it may contain more or less of a pause than the truth does: a whole burst at most, as in
+        `2+5`, and the longer the time, the less that is.""",
         sections.sampling,
     ),
     Section(

@@ -40,6 +40,8 @@ samples.
 """
 MORE_HEAD = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
 MOST_PARTS = 24
+# How many functions of the driver the page names.
+MOST_FUNCTIONS = 8
 # Threads with less have no row: those that sleep until something happens.
 LEAST_CPU, LEAST_WAKEUPS = 0.00005, 0.1
 MEMORY = """
@@ -50,7 +52,9 @@ rest.
 THREADS = """
 What the CPU consists of, measured in a separate process that is scraped once a second: the share of a core and the
 wake-ups a second of each [thread](architecture.md#threads). `gpu-N` are the threads that call the driver, so they
-contain the floor; `clock` makes the page and compresses it, `http` sends it.
+contain the floor; `clock` makes the page and compresses it, `http` sends it. Below the floor are the functions of the
+driver that need most of it: the prices of metrics. `nvmlDeviceGetSamples` is the counted utilisation of GPU and memory,
+which costs this much however many samples are new.
 
 What would save more, and what it would cost: one thread for all GPUs (a call that hangs would need another thread that
 takes over), other libraries for compression and HTTP (dependencies), pages that are made only when they are scraped (a
@@ -196,7 +200,12 @@ def _threads(found: Sequence[Numbers]) -> str:
     head = ("CPU of a core and wake-ups, of", *(named(each["name"]) for each in rows))
     floors = [percent(each["floor"]["cpu"], 2) if each.get("floor") else "" for each in rows]
     all_threads = ("all threads", *(f"{percent(cpu, 2)}, {wakes:.1f}" for cpu, wakes in sums))
-    return THREADS + "\n" + table(head, [*cells, all_threads, ("the floor", *floors)])
+    functions = [(each.get("floor") or {}).get("functions", {}) for each in rows]
+    called = sorted(functions[0], key=lambda name: -functions[0][name])[:MOST_FUNCTIONS]
+    in_driver = [
+        (f"`{name}`", *(percent(each[name], 2) if name in each else "" for each in functions)) for name in called
+    ]
+    return THREADS + "\n" + table(head, [*cells, all_threads, ("the floor", *floors), *in_driver])
 
 
 def _memory(found: Sequence[Numbers]) -> str:

@@ -125,6 +125,7 @@ def test_rows_are_compared_with_the_floor() -> None:
     assert sections.THREADS not in text
     first_row = rows["rows"][0]
     first_row["threads"] = {"log": [0.0, 0.0], "gpu-N": [0.002, 4.25], "clock": [0.0031, 5.0], "nics": [0.0, 0.2]}
+    first_row["floor"]["functions"] = {"nvmlGpmSampleGet": 0.0004, "nvmlDeviceGetSamples": 0.0016}
     less = {"threads": {"clock": [0.004, 6.0], "attribution-processes": [0.0001, 3.0]}, "floor": None}
     text = sections.cost({"rows": [first_row, {**first_row, **less}]}).text
     assert sections.THREADS in text
@@ -135,6 +136,8 @@ def test_rows_are_compared_with_the_floor() -> None:
         "| `nics` | 0.00 %, 0.2 |  |\n"
         "| all threads | 0.51 %, 9.4 | 0.41 %, 9.0 |\n"
         "| the floor | 0.20 % |  |\n"
+        "| `nvmlDeviceGetSamples` | 0.16 % |  |\n"
+        "| `nvmlGpmSampleGet` | 0.04 % |  |\n"
     )
     for shown in (sections.cost(rows), sections.cost_stand_in(rows)):
         assert "| 3.0 times 0.20 % | 1.50 times 42.0 MiB | 8 |" in shown.text
