@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -146,6 +147,17 @@ def test_only_families_with_a_new_value_are_rendered() -> None:
     assert renderer._families[m.POWER.name] != before[m.POWER.name]
 
 
+def test_metrics_of_the_process_are_rendered_when_they_are_collected() -> None:
+    """Pages share them until then."""
+    renderer, snapshot = Renderer("n"), Snapshot(0, "", ())
+    old, new = ([GaugeMetricFamily("process_open_fds", "Open files.", value=value)] for value in (7, 8))
+    pages = [renderer.render(snapshot, process) for process in (old, old, new, ())]
+
+    assert [page.body(TEXT).count(b"process_open_fds 7") for page in pages] == [1, 1, 0, 0]
+    assert [page.body(TEXT).count(b"process_open_fds 8") for page in pages] == [0, 0, 1, 0]
+    assert pages[0]._families[0][2] is pages[1]._families[0][2]
+
+
 def test_values_as_labels_follow_the_values() -> None:
     """They are on every classic series of their own GPU, and lines whose value is the same get the new label, too."""
     shown = Selection((), {m.POWER.name: own_family(m.POWER), m.UP.name: own_family(m.UP)})
@@ -190,7 +202,7 @@ def test_series_without_labels_of_values_stay_cached() -> None:
 
     def prefix(series: Series) -> bytes:
         prefixes.append(series)
-        return b"x"
+        return b"x "
 
     with patch.object(renderer, "_prefix", prefix):
         for value in (0.0, 1.0):
