@@ -136,7 +136,8 @@ class Accumulator:
         related: dict[Series, float] = {}
         watts: float | None = None
         zeros = self._zeros.take(reading.values)
-        self._unknown = (self._unknown - reading.values.keys() - reading.ended) | zeros
+        if self._unknown or zeros:
+            self._unknown = (self._unknown - reading.values.keys() - reading.ended) | zeros
         for series, value in reading.values.items():
             metric = series.metric
             if series in zeros:
