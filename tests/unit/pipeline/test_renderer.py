@@ -2,6 +2,7 @@
 
 import gzip
 import string
+import time
 from dataclasses import replace
 from itertools import groupby
 from unittest.mock import patch
@@ -225,3 +226,18 @@ def test_gzip_is_the_same_page() -> None:
 
     assert gzip.decompress(pages.get(Variant(True, True))) == pages.get(OPENMETRICS)
     assert pages.get(Variant(True, True)) is pages.get(Variant(True, True))
+
+
+@pytest.mark.parametrize(("seconds", "variants"), [(1.0, [OPENMETRICS]), (15.0, [])])
+def test_pages_are_made_in_advance_for_frequent_scrapes(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, variants: list[Variant]
+) -> None:
+    """Otherwise on request."""
+    now, pages = [100.0], Pages()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pages.get(OPENMETRICS)
+    now[0] += seconds
+    rendered = page()
+    pages.publish(rendered)
+
+    assert [*rendered._bodies] == variants
