@@ -3,14 +3,13 @@
     python -m benchmarks.cpu_parts SECONDS serve …
 
 Prints, by thread, the share of a core and the wake-ups in a second, as one line of JSON, while one scraper scrapes once
-a second. GPUs count together. `benchmarks.cost` runs this in a process of its own.
+a second. `benchmarks.cost` runs this in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ class Spent(NamedTuple):
 
 
 def spent() -> dict[str, Spent]:
-    """Return what each thread of this process has spent so far, by name; GPUs together."""
+    """Return what each thread of this process has spent so far, by name."""
     found: defaultdict[str, Spent] = defaultdict(lambda: Spent(0.0, 0))
     for thread in threading.enumerate():
         task = Path(f"/proc/self/task/{thread.native_id}")
@@ -42,8 +41,8 @@ def spent() -> dict[str, Spent]:
             wakeups = thread_wakeups(task)
         except (FileNotFoundError, ProcessLookupError):  # it ended
             continue
-        name = re.sub(r"gpu-\d+", "gpu-N", thread.name)
-        found[name] = Spent(found[name].cpu + cpu, found[name].wakeups + wakeups)
+        before = found[thread.name]
+        found[thread.name] = Spent(before.cpu + cpu, before.wakeups + wakeups)
     return {**found, ENDED: Spent(time.process_time() - sum(each.cpu for each in found.values()), 0)}
 
 

@@ -116,7 +116,7 @@ SECTIONS = (
     Section(
         "exposition",
         "What does a scrape cost?",
-        "Measured with replayed GPUs. The response is rendered in advance, so a scrape only sends bytes.",
+        "Measured with replayed GPUs. The response to frequent scrapes is made in advance, so they only send bytes.",
         sections.exposition,
     ),
     Section(

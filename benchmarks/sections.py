@@ -51,14 +51,13 @@ rest.
 # What the threads do is in docs/architecture.md.
 THREADS = """
 What the CPU consists of, measured in a separate process that is scraped once a second: the share of a core and the
-wake-ups a second of each [thread](architecture.md#threads). `gpu-N` are the threads that call the driver, so they
-contain the floor; `clock` makes the page and compresses it, `http` sends it. Below the floor are the functions of the
-driver that need most of it: the prices of metrics. `nvmlDeviceGetSamples` is the counted utilisation of GPU and memory,
-which costs this much however many samples are new.
+wake-ups a second of each [thread](architecture.md#threads). `reader` calls the driver, so it contains the floor;
+`clock` makes the page and compresses it, `http` sends it. Below the floor are the functions of the driver that need
+most of it: the prices of metrics. `nvmlDeviceGetSamples` is the counted utilisation of GPU and memory, which costs this
+much however many samples are new.
 
-What would save more, and what it would cost: one thread for all GPUs (a call that hangs would need another thread that
-takes over), other libraries for compression and HTTP (dependencies), pages that are made only when they are scraped (a
-scrape would wait for its page), rendering in C (a compiler).
+What would save more, and what it would cost: other libraries for compression and HTTP (dependencies), pages that are
+made only when they are scraped (a scrape would wait for its page), rendering in C (a compiler).
 """
 FLOOR_HEAD = ("CPU by the floor", "memory by the floor", "wake-ups a second")
 FLOOR = """

@@ -49,19 +49,24 @@ log = logging.getLogger(__name__)
 LIBRARY_SECONDS = 1.0
 
 
+# How old the metrics of this process may be: collecting them takes as long as rendering the values of four GPUs.
+PROCESS_SECONDS = 4.5
+
+
 class ProcessMetrics:
-    """The metrics of this process, collected once per interval and exposed for each of its nodes."""
+    """The metrics of this process, collected every few seconds and exposed for each of its nodes."""
 
     def __init__(self, interval: float) -> None:
         self._collectors = (ProcessCollector(registry=None), PlatformCollector(registry=None))
         self._interval = interval
-        self._collected_at = -interval
+        self._collected_at = -float("inf")
         self._metrics: Sequence[ClientMetric] = ()
 
     def collect(self) -> Sequence[ClientMetric]:
-        """Return the metrics. Collect them again if they are older than half an interval."""
+        """Return the metrics. Collect them again if they are older than PROCESS_SECONDS, and than half an interval."""
         now = time.monotonic()
-        if now - self._collected_at > self._interval / 2:  # the nodes collect at different times within an interval
+        # The nodes collect at different times within an interval.
+        if now - self._collected_at > max(PROCESS_SECONDS, self._interval / 2):
             metrics = [metric for collector in self._collectors for metric in collector.collect()]
             self._collected_at, self._metrics = now, metrics
         return self._metrics

@@ -72,7 +72,7 @@ def is_lost_by_log(status: GpuStatus, reported: Iterable[Problem], read_at: floa
 
 def plain(samples: Iterable[Sample]) -> dict[Metric, float]:
     """Return the values of the GPU itself, by metric."""
-    return {series.metric: value for series, value in samples if not series.labels}
+    return {sample.series.metric: sample.value for sample in samples if not sample.series.labels}
 
 
 def judge(

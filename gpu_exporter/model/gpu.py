@@ -36,7 +36,7 @@ class Gpu:
     chip: Chip | None = None
 
     def __hash__(self) -> int:
-        return hash((self.index, self.uuid))
+        return hash(self.uuid) + self.index
 
 
 def detail(text: str) -> str:

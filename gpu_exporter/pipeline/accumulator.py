@@ -136,12 +136,13 @@ class Accumulator:
         related: dict[Series, float] = {}
         watts: float | None = None
         zeros = self._zeros.take(reading.values)
-        self._unknown = (self._unknown - reading.values.keys() - reading.ended) | zeros
+        if self._unknown or zeros:
+            self._unknown = (self._unknown - reading.values.keys() - reading.ended) | zeros
         for series, value in reading.values.items():
             metric = series.metric
             if series in zeros:
                 self._drop_gauge(series)
-            elif not metric.in_range(value):
+            elif not metric.low <= value <= metric.high:  # or NaN
                 self._reject(
                     series, value, f"outside {round(metric.low, 3):g} to {metric.high:g}" if value else "impossible"
                 )
@@ -250,7 +251,10 @@ class Accumulator:
             return
         integral = self._changed_integrals.get(series)
         if integral is None:
-            integral = self._integrals.setdefault((series.metric, series.labels), _Integral())
+            key = (series.metric, series.labels)
+            integral = self._integrals.get(key)
+            if integral is None:
+                integral = self._integrals[key] = _Integral()
             self._changed_integrals[series] = integral
         integral.add(reading.at, value, span, self._gauge_window)
         for histogram in self._histograms.take_mean(histograms, series, value, span) if histograms else ():

@@ -1,4 +1,4 @@
-"""The loop: one thread per GPU reads it, and a clock thread that never calls a driver publishes snapshots.
+"""The loop: a thread reads the GPUs, and a clock thread that never calls a driver publishes snapshots.
 
 There are three blast radii. A field that fails affects only that field (`accumulator`). A lost or wedged GPU affects
 only that GPU (`worker`). A dead library affects only its source, which the connect thread reopens with back-off

@@ -52,7 +52,7 @@ class Composer:
         self._events, self._attribution = context.events, context.attribution
         self._host, self._telemetry = context.host, context.telemetry
         self._links = context.links or LinkHistory()
-        self._attributed: dict[Row, Series] = {}
+        self._attributed: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
         self._gpus: Sequence[Gpu] = ()
@@ -180,8 +180,8 @@ class Composer:
             rows += self._host.rows(seen)
         previous, self._attributed = self._attributed, {}
         for row in rows:
-            key = row._replace(value=0)
-            series = self._attributed[key] = previous.get(key) or Series(row.metric, row.gpu, row.labels)
+            key = (row.metric, row.gpu, row.labels)
+            series = self._attributed[key] = previous.get(key) or Series(*key)
             samples.append(Sample(series, row.value))
         return owner_labels
 

@@ -1,6 +1,6 @@
 """The connect thread: opens the library with back-off, reopens it when all GPUs are lost, and releases it on request.
 
-It also looks for GPUs that were added, and starts a worker for each of them.
+It also looks for GPUs that were added, and adds a worker for each of them.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Connector(threading.Thread):
         self._connection.opened()
 
     def _detach(self) -> bool:
-        """Make each worker release its handle, on its own thread, because a reopened library cannot use it.
+        """Make each worker release its handle, because a reopened library cannot use it.
 
         Return False if a worker is stuck: closing a library while a call is inside it can crash the process.
         """
@@ -137,7 +137,7 @@ class Connector(threading.Thread):
         return self._workers.wait_idle(DEADLINE_SECONDS)
 
     def _rescan(self) -> None:
-        """Start workers for GPUs that the library lists and that have none."""
+        """Add workers for GPUs that the library lists and that have none."""
         with self._connection.calling():
             count = self._source.count()
         self._workers.ensure_workers(count)

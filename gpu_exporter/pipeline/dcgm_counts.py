@@ -95,8 +95,8 @@ class DcgmExporterCounts:
 
     def unsupported(self, samples: Iterable[Sample], by_source: Mapping[Metric, str]) -> Mapping[Metric, str]:
         """Return why a GPU has no value of a metric: not supported by the source, or it needs DCGM or XIDs."""
-        health_missing = self._health and all(sample.series.metric is not m.EXP_HEALTH for sample in samples)
-        if health_missing and m.EXP_HEALTH not in by_source:
+        health_unknown = self._health and m.EXP_HEALTH not in by_source
+        if health_unknown and all(sample.series.metric is not m.EXP_HEALTH for sample in samples):
             by_source = {**by_source, m.EXP_HEALTH: NEEDS_DCGM}
         return {**by_source, **self._without_xids} if self._without_xids else by_source
 

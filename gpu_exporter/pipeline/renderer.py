@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, compress
-from operator import ne
+from operator import is_, itemgetter, ne
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
@@ -138,7 +138,8 @@ def escape(value: str) -> str:
 
 def number(value: float) -> str:
     """Format a value for both formats: whole numbers without a decimal point, others without loss of precision."""
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    whole = int(value)
+    return str(whole) if value == whole and -1e15 < whole < 1e15 else repr(value)
 
 
 @cache
@@ -157,6 +158,7 @@ def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
 
 
 EVERY_DEVICE = Devices()
+_series = itemgetter(0)  # of a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,8 @@ class Renderer:
         self._labels_of_all = labels
         self._selection = selection or everything()
         self._samples: tuple[Sample, ...] = ()
+        self._process: Iterable[ClientMetric] = ()
+        self._process_families: Sequence[tuple[bytes, bytes, bytes]] = ()
         self._lines: dict[str, dict[Series, bytes]] = {}
         self._families: dict[str, bytes] = {}
         self._owner_labels = OwnerLabels()
@@ -204,19 +208,25 @@ class Renderer:
         }
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
-        """Render a snapshot and the metrics of the process, as prometheus_client collects them."""
+        """Render a snapshot and the metrics of the process, as prometheus_client collects them.
+
+        These are rendered only if they are another object than those of the last page.
+        """
         if self._selection.value_labels:
             self._relabel(snapshot)
         self._forget_moved(snapshot.owner_labels)
         before, self._samples = self._samples, snapshot.samples
-        changed = [*compress(zip(before, snapshot.samples, strict=False), map(ne, before, snapshot.samples))]
-        if len(before) == len(snapshot.samples) and all(old.series is new.series for old, new in changed):
-            self._update([new for _, new in changed])
+        changed = [*map(ne, before, snapshot.samples)]
+        old, new = [*compress(before, changed)], [*compress(snapshot.samples, changed)]
+        if len(before) == len(snapshot.samples) and all(map(is_, map(_series, old), map(_series, new))):
+            self._update(new)
         else:
             self._lay_out(snapshot.samples)
         shown = self._families
         families = [(text, om, shown[name]) for name, (text, om) in self._headers.items() if name in shown]
-        return Page([*families, *map(self._client, process)])
+        if process is not self._process:
+            self._process, self._process_families = process, [*map(self._client, process)]
+        return Page([*families, *self._process_families])
 
     def _lay_out(self, samples: Sequence[Sample]) -> None:
         """Render all families anew: there are other series, or the same in another order."""
@@ -237,13 +247,12 @@ class Renderer:
         for series, value in samples:
             name = series.metric.name
             family = lines.get(name)
-            if family is None or series not in family:
+            if family is None or (line := family.get(series)) is None:
                 continue
-            line = family[series]
-            prefix = line[: line.rindex(b" ")] if line else self._prefix(series)
-            convert = converters.get(name)
-            text = number(convert(value) if convert else value)
-            family[series] = b"%b %b\n" % (prefix, text.encode())
+            prefix = line[: line.rindex(b" ") + 1] if line else self._prefix(series)
+            if name in converters:
+                value = converters[name](value)
+            family[series] = prefix + number(value).encode() + b"\n"
             changed.add(name)
         for name in changed:
             self._families[name] = b"".join(lines[name].values())
@@ -295,7 +304,7 @@ class Renderer:
         if self._style.replace_blanks_in_model_name and "modelName" in labels:
             labels["modelName"] = "-".join(labels["modelName"].split())
         labels.update(self._owner_labels.labels(series))
-        return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
+        return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)} ".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         labels = {**labels, **dict(self._labels_of_all)}

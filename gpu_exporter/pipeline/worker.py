@@ -1,4 +1,4 @@
-"""The thread that reads one GPU. It reattaches a lost GPU; if it is stuck in a call, other threads are not affected.
+"""Reads one GPU. Reattaches a lost GPU; a read that is stuck in a call affects no other GPU.
 
 Each pace of fields has its period; slow reads of different GPUs are spread over time. When other metrics are to be
 read, a second handle of the same GPU replaces the current one.
@@ -119,12 +119,11 @@ log = logging.getLogger(__name__)
 BUG = "GPU %d: unexpected error, please report it"
 
 
-class Worker(threading.Thread):
-    """Reads one GPU at each collection, on a thread of its own. Others wait for it only until a deadline, so a call
-    that hangs affects no other GPU. `index` is the GPU's position in the source, `gpu_index` its index in the driver.
+class Worker:
+    """Reads one GPU each time that it is woken, on a thread that calls `begin`, `run` and `finish`; an `instant` worker
+    on the thread that wakes it. `index` is the GPU's position in the source, `gpu_index` its index in the driver.
 
-    The thread of an `instant` worker is never started: it reads on the thread that wakes it.
-    `plan` returns what to read now; `finished` is called after each read.
+    `plan` returns what to read now.
     """
 
     def __init__(
@@ -137,9 +136,7 @@ class Worker(threading.Thread):
         events: EventLog | None,
         *,
         instant: bool,
-        finished: Callable[[], None],
     ) -> None:
-        super().__init__(name=f"gpu-{gpu_index}", daemon=True)
         self.index = index
         self.gpu_index = gpu_index
         self.instant = instant
@@ -148,8 +145,7 @@ class Worker(threading.Thread):
         self._states = states
         self._plan = plan
         self._events = events
-        self._finished = finished
-        self._woken = threading.Event()
+        self._woken_at: float | None = None
         self._between_pages = False
         self._busy_since: float | None = None
         self._instant_tick = threading.Lock()  # the clock and the connect thread may wake it at the same time
@@ -166,7 +162,7 @@ class Worker(threading.Thread):
     @property
     def busy(self) -> bool:
         """Whether it was woken and has not finished."""
-        return self._woken.is_set() or self._busy_since is not None
+        return self._woken_at is not None or self._busy_since is not None
 
     @property
     def unidentified(self) -> bool:
@@ -175,8 +171,8 @@ class Worker(threading.Thread):
 
     @property
     def late(self) -> float:
-        """Seconds that the current read has taken if that is longer than the deadline; else 0."""
-        since = self._busy_since
+        """Seconds that the current read has taken, or waited to begin, if that is longer than the deadline; else 0."""
+        since = self._woken_at if self._busy_since is None else self._busy_since
         busy = 0.0 if since is None else time.monotonic() - since
         return busy if busy > self._plan().deadline else 0.0
 
@@ -184,49 +180,49 @@ class Worker(threading.Thread):
     def stalled(self) -> float:
         """Seconds that the current read has been stuck in the driver.
 
-        0 if it waits for something else, or was not over when a call about no single GPU began that has not returned
-        since: then this GPU may be healthy.
+        0 if it has not begun, waits for something else, or was not over when a call about no single GPU began that has
+        not returned since: then this GPU may be healthy.
         """
         device, called_at, late = self._device, self._connection.called_at, self.late
+        if self._busy_since is None and self._woken_at is not None:
+            return 0.0
         in_driver = not self._connection.source.through_hostengine and (device is None or device.in_driver)
         waits = called_at is not None and called_at <= time.monotonic() - late + HEALTHY_SECONDS
         return late if in_driver and not waits else 0.0
 
     def wake(self, *, between_pages: bool = False) -> None:
-        """Start a read, or end the thread if the collector is stopping. An instant worker does so on this thread.
+        """Have it read, or release its handle if the collector is stopping. An instant worker does so at once.
 
         With `between_pages`, read only what is needed between two pages.
         """
         self._between_pages = between_pages
         if not self.instant:
-            self._woken.set()
+            self._woken_at = time.monotonic()
             return
         with self._instant_tick:
-            self._busy_since = time.monotonic()
+            self.begin()
             try:
-                if self._connection.stopping.is_set():
-                    self._end()
-                else:
-                    self._run_tick()
+                self.run()
             finally:
-                self._busy_since = None
+                self.finish()
 
-    # --- its own thread -------------------------------------------------------------------------------------------
+    # --- the thread that reads ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Note that it reads now."""
+        self._busy_since = time.monotonic()  # first, so that a woken worker never looks idle
+        self._woken_at = None
+
+    def finish(self) -> None:
+        """Note that its read is over."""
+        self._busy_since = None
 
     def run(self) -> None:
-        """Read each time it is woken, until the collector stops."""
-        while True:
-            self._woken.wait()
-            self._busy_since = time.monotonic()  # before `clear`, so that a woken worker never looks idle
-            self._woken.clear()
-            if self._connection.stopping.is_set():
-                break
-            try:
-                self._run_tick()
-            finally:
-                self._busy_since = None
-            self._finished()
-        self._end()
+        """Read, or release the handle if the collector is stopping."""
+        if self._connection.stopping.is_set():
+            self._end()
+        else:
+            self._run_tick()
 
     def _run_tick(self) -> None:
         started = time.monotonic()

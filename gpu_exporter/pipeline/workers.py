@@ -1,10 +1,14 @@
-"""The workers of one source: wakes them, waits for them, and knows which of them are stuck."""
+"""The workers of one source: wakes them, waits for them, and knows which of them are stuck.
+
+They share the threads that read: one, and another one for each read that hangs.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.events.event_log import EventLog
@@ -17,7 +21,7 @@ from gpu_exporter.pipeline.worker import Worker
 log = logging.getLogger(__name__)
 
 LOST = ("lost", "reset_required", "gone")
-# Longer than a healthy read of all that changes fast.
+# Longer than a healthy read of all that changes fast. If a read takes longer, another thread does the next ones.
 BRIEF = 0.05
 
 
@@ -37,60 +41,43 @@ class Workers:
         self._events = events
         self._workers: list[Worker] = []
         self._count = 0
-        self._finished = threading.Condition()
+        self._lock = threading.Lock()
+        self._finished = threading.Condition(self._lock)
+        self._queued = threading.Condition(self._lock)
+        self._queue: deque[Worker] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._begun_at = -float("inf")
         self._refused = False
 
     # --- the connect thread ---------------------------------------------------------------------------------------
 
     def ensure_workers(self, count: int) -> None:
-        """Start workers until there is one for each of `count` GPUs; the GPUs of any further workers are gone.
-
-        If the system refuses a thread, GPUs that have one are still read, and the next call tries again.
-        """
+        """Add workers until there is one for each of `count` GPUs; the GPUs of any further workers are gone."""
         self._count = count
         source = self._connection.source
         for index in range(len(self._workers), count):
-            instant, gpu_index = source.instant(index), source.gpu_index(index)
-            worker = Worker(
-                index,
-                gpu_index,
-                self._connection,
-                self._states,
-                self._plan,
-                self._events,
-                instant=instant,
-                finished=self.notify,
+            self._workers.append(
+                Worker(
+                    index,
+                    source.gpu_index(index),
+                    self._connection,
+                    self._states,
+                    self._plan,
+                    self._events,
+                    instant=source.instant(index),
+                )
             )
-            try:
-                if not instant:
-                    worker.start()
-            except RuntimeError as error:
-                if not self._refused:
-                    log.error(
-                        "GPU %d is not read: %s; raise the limit on processes (ulimit -u, pids.max) or on memory",
-                        gpu_index,
-                        error,
-                    )
-                self._refused = True
-                return
-            self._workers.append(worker)
-            if self._connection.stopping.is_set():  # the collector may have woken all workers before, to end them
-                worker.wake()
-        self._refused = False
 
     def wake_all(self) -> None:
         """Wake every worker, even if it is busy."""
-        for worker in self._workers:
-            worker.wake()
+        self._wake(self._workers)
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until no worker is in a driver call. Return False if that takes longer than `timeout` seconds, or if the
         collector stops before."""
-        with self._finished:
-            self._finished.wait_for(
-                lambda: self._connection.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
-            )
-            return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
+        self._wait(self._workers, timeout)
+        return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
 
     def any_late(self) -> bool:
         """Return whether a read takes longer than the deadline."""
@@ -127,24 +114,92 @@ class Workers:
     def read_in_turn(self, workers: Sequence[Worker], timeout: float, *, between_pages: bool = False) -> None:
         """Have these read one after another, and wait until all have finished, for `timeout` seconds at most.
 
-        Threads that read at the same time spend CPU waiting for each other, in the driver and for the GIL. The next
-        one is woken after BRIEF, even if a read takes longer.
+        Threads that read at the same time spend CPU waiting for each other, in the driver and for the GIL. One thread
+        for each GPU is also slow if they take turns: each runs on another core, whose caches have none of the data.
         """
-        end = time.monotonic() + timeout
+        self._wake(workers, between_pages=between_pages)
+        self._wait(workers, timeout)
+
+    def _wake(self, workers: Sequence[Worker], *, between_pages: bool = False) -> None:
+        """Have these read as soon as a thread is free; the instant ones at once."""
         for worker in workers:
-            worker.wake(between_pages=between_pages)
-            self._wait([worker], min(BRIEF, end - time.monotonic()))
-        self._wait(workers, end - time.monotonic())
+            if worker.instant:
+                worker.wake(between_pages=between_pages)
+        with self._lock:
+            for worker in workers:
+                if not worker.instant:
+                    queued = worker.busy  # a read that is over begins again if its worker was woken meanwhile
+                    worker.wake(between_pages=between_pages)
+                    self._queue.extend(() if queued else (worker,))
+            self._use_thread()
 
     def _wait(self, workers: Sequence[Worker], timeout: float) -> None:
-        """Wait until these have finished their reads."""
-        with self._finished:
-            self._finished.wait_for(lambda: not any(worker.busy for worker in workers), timeout)
+        """Wait until these have finished their reads, or the collector stops."""
+
+        def is_over() -> bool:
+            return self._connection.stopping.is_set() or not any(worker.busy for worker in workers)
+
+        end = time.monotonic() + timeout
+        with self._lock:
+            while not is_over() and (now := time.monotonic()) < end:
+                self._use_thread()
+                until = min(end, self._begun_at + BRIEF) if self._queue else end
+                self._finished.wait_for(is_over, until - now)
 
     def skip(self, ticks: int) -> None:
         """Count collections that the clock missed."""
         for worker in self._workers:
             worker.state.skipped += ticks
+
+    # --- the threads that read ------------------------------------------------------------------------------------
+
+    def _use_thread(self) -> None:
+        """Have a thread do the reads that wait: the idle one, or a new one if the last read began BRIEF ago."""
+        now = time.monotonic()
+        if self._queue and self._idle:
+            self._begun_at = now
+            self._queued.notify()
+        elif self._queue and now >= self._begun_at + BRIEF:
+            self._begun_at = now
+            thread = threading.Thread(target=self._read, name="reader", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._refused:
+                    log.error(
+                        "GPUs are not read: %s; raise the limit on processes (ulimit -u, pids.max) or on memory", error
+                    )
+                self._refused = True
+            else:
+                self._threads.add(thread)
+                self._refused = False
+
+    def _read(self) -> None:
+        """Do the reads that wait, until the collector stops or another thread is idle."""
+        while worker := self._next():
+            try:
+                worker.run()
+            finally:
+                with self._lock:
+                    worker.finish()
+                    self._queue.extend((worker,) if worker.busy else ())  # woken meanwhile
+
+    def _next(self) -> Worker | None:
+        """Return the worker whose read is next; None if this thread is no longer needed."""
+        with self._lock:
+            if not self._queue:
+                self._finished.notify_all()
+            while not self._queue:
+                if self._idle or self._connection.stopping.is_set():
+                    self._threads.discard(threading.current_thread())
+                    return None
+                self._idle += 1
+                self._queued.wait()
+                self._idle -= 1
+            worker = self._queue.popleft()
+            self._begun_at = time.monotonic()
+            worker.begin()
+            return worker
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
@@ -167,5 +222,6 @@ class Workers:
         return stalled or [worker.gpu_index for worker in self._workers if worker.busy]
 
     def threads(self) -> list[threading.Thread]:
-        """Return the threads that were started."""
-        return [worker for worker in self._workers if worker.ident is not None]
+        """Return the threads that read."""
+        with self._lock:
+            return [*self._threads]

@@ -269,13 +269,13 @@ def count(exporter: Exporter, setup: Setup, counted: Counted) -> None:
         counted.pass_second()
         for step in (exporter.collect, exporter.look_up, exporter.follow):
             step()
-    exporter.scrape()  # from now on, pages are compressed in advance
     gc.collect()
     gc.freeze()
     gc.disable()  # when it runs depends on everything that ran before
     counted.start()
     for _ in range(setup.collections):
         counted.pass_second()
+        exporter.scrape()  # so the page is compressed in advance
         counted(f"{setup.name}: collection", exporter.collect)
         counted(f"{setup.name}: live page", exporter.follow)
         if setup.everything:

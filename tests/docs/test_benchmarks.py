@@ -124,14 +124,14 @@ def test_rows_are_compared_with_the_floor() -> None:
     assert "| other modules | 8.0 |\n" in text
     assert sections.THREADS not in text
     first_row = rows["rows"][0]
-    first_row["threads"] = {"log": [0.0, 0.0], "gpu-N": [0.002, 4.25], "clock": [0.0031, 5.0], "nics": [0.0, 0.2]}
+    first_row["threads"] = {"log": [0.0, 0.0], "reader": [0.002, 4.25], "clock": [0.0031, 5.0], "nics": [0.0, 0.2]}
     first_row["floor"]["functions"] = {"nvmlGpmSampleGet": 0.0004, "nvmlDeviceGetSamples": 0.0016}
     less = {"threads": {"clock": [0.004, 6.0], "attribution-processes": [0.0001, 3.0]}, "floor": None}
     text = sections.cost({"rows": [first_row, {**first_row, **less}]}).text
     assert sections.THREADS in text
     assert text.partition("| --- | ---: | ---: |\n")[2].startswith(
         "| `clock` | 0.31 %, 5.0 | 0.40 %, 6.0 |\n"
-        "| `gpu-N` | 0.20 %, 4.2 |  |\n"
+        "| `reader` | 0.20 %, 4.2 |  |\n"
         "| `attribution-processes` |  | 0.01 %, 3.0 |\n"
         "| `nics` | 0.00 %, 0.2 |  |\n"
         "| all threads | 0.51 %, 9.4 | 0.41 %, 9.0 |\n"

@@ -87,8 +87,8 @@ class _Stopping(threading.Event):
 class _Done(threading.Condition):
     """The condition that the clock thread waits on for the end of reads."""
 
-    def __init__(self, loop: Loop) -> None:
-        super().__init__()
+    def __init__(self, loop: Loop, lock: threading.Lock) -> None:
+        super().__init__(lock)
         self._loop = loop
 
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
@@ -107,7 +107,7 @@ class Loop:
         self._enough: Callable[[], object] = bool
         self._ticks = 0
         collector.stopping = collector.connection.stopping = _Stopping(self)
-        collector._workers._finished = _Done(self)
+        collector._workers._finished = _Done(self, collector._workers._lock)
 
     def start(self) -> None:
         """Connect, and wait until each GPU has its worker."""
@@ -138,13 +138,13 @@ class Loop:
             self._clock.pass_until(min([*wakes, end]))
 
     def _settled(self) -> list[float]:
-        """Wait until every worker waits for its tick or in virtual time; return when the sleeping ones wake up."""
-        limit = time.monotonic() + PATIENCE
+        """Wait until every thread that reads is idle or asleep in virtual time; return when the latter wake up."""
+        limit, workers = time.monotonic() + PATIENCE, self._collector._workers
         while True:
-            busy = [each for each in self._collector._workers._workers if each.busy]
-            wakes = [self._clock.wakes(each.ident) for each in busy]
-            if None not in wakes:
-                return [wake for wake in wakes if wake is not None]
+            with workers._lock:
+                wakes = [wake for thread in workers._threads if (wake := self._clock.wakes(thread.ident)) is not None]
+                if len(workers._threads) == len(wakes) + workers._idle and not (workers._queue and workers._idle):
+                    return wakes
             assert time.monotonic() < limit, "a read does not end"
             time.sleep(0.0005)
 

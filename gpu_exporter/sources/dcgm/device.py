@@ -223,7 +223,7 @@ class DeviceContext(Protocol):
 
 
 class DcgmDevice(Device):
-    """One GPU. It calls the host engine on the source's thread, and interprets the answers on its own thread."""
+    """One GPU. It calls the host engine on the source's thread, and interprets the answers on the thread that reads."""
 
     def __init__(
         self, context: DeviceContext, session: Session, index: int, number: int, metrics: Sequence[Metric]

@@ -201,7 +201,7 @@ class DcgmSource(Source):
     def _begin(self, session: Session, device: DcgmDevice) -> None:
         """Make the watches of this device and of all others that have been prepared by now. Raises GpuLost, SourceLost.
 
-        Devices are attached by their own threads at the same time, so the others are prepared before this is called.
+        Devices are attached by several threads at the same time, so the others are prepared before this is called.
         """
 
         def begin() -> None:

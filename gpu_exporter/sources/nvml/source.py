@@ -93,18 +93,19 @@ class DriverLock:
     """
 
     def __init__(self) -> None:
-        self._free = threading.Condition()
+        self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
         self._holder: int | None = None
         self._since = 0.0
 
     def __enter__(self) -> None:
-        with self._free:
+        with self._lock:
             while self._holder is not None and (left := self._since + PATIENCE - time.monotonic()) > 0:
                 self._free.wait(left)
             self._holder, self._since = threading.get_ident(), time.monotonic()
 
     def __exit__(self, *exception: object) -> None:
-        with self._free:
+        with self._lock:
             if self._holder == threading.get_ident():
                 self._holder = None
                 self._free.notify()

@@ -102,10 +102,10 @@ def test_each_gpu_gets_a_worker(node: Node) -> None:
     """Also one that is added later; the highest number of GPUs is remembered."""
     node.library.gpus, node.library.on_bus = 2, on_bus("nvidia", "nvidia", "")
     node.run()
-    assert (node.connection.up, len(node.workers.threads()), node.connector.most_gpus) == (True, 2, 3)
+    assert (node.connection.up, len(node.workers._workers), node.connector.most_gpus) == (True, 2, 3)
     node.library.gpus = 4
     node.connection.wake()
-    until(lambda: len(node.workers.threads()) == 4, 10, "workers for four GPUs")
+    until(lambda: len(node.workers._workers) == 4, 10, "workers for four GPUs")
     until(lambda: node.connector.most_gpus == 4, 10, "four GPUs")
     node.library.gpus = 1
     node.connection.wake()

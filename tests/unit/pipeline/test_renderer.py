@@ -2,6 +2,7 @@
 
 import gzip
 import string
+import time
 from dataclasses import replace
 from itertools import groupby
 from unittest.mock import patch
@@ -9,6 +10,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -146,6 +148,17 @@ def test_only_families_with_a_new_value_are_rendered() -> None:
     assert renderer._families[m.POWER.name] != before[m.POWER.name]
 
 
+def test_metrics_of_the_process_are_rendered_when_they_are_collected() -> None:
+    """Pages share them until then."""
+    renderer, snapshot = Renderer("n"), Snapshot(0, "", ())
+    old, new = ([GaugeMetricFamily("process_open_fds", "Open files.", value=value)] for value in (7, 8))
+    pages = [renderer.render(snapshot, process) for process in (old, old, new, ())]
+
+    assert [page.body(TEXT).count(b"process_open_fds 7") for page in pages] == [1, 1, 0, 0]
+    assert [page.body(TEXT).count(b"process_open_fds 8") for page in pages] == [0, 0, 1, 0]
+    assert pages[0]._families[0][2] is pages[1]._families[0][2]
+
+
 def test_values_as_labels_follow_the_values() -> None:
     """They are on every classic series of their own GPU, and lines whose value is the same get the new label, too."""
     shown = Selection((), {m.POWER.name: own_family(m.POWER), m.UP.name: own_family(m.UP)})
@@ -190,7 +203,7 @@ def test_series_without_labels_of_values_stay_cached() -> None:
 
     def prefix(series: Series) -> bytes:
         prefixes.append(series)
-        return b"x"
+        return b"x "
 
     with patch.object(renderer, "_prefix", prefix):
         for value in (0.0, 1.0):
@@ -213,3 +226,18 @@ def test_gzip_is_the_same_page() -> None:
 
     assert gzip.decompress(pages.get(Variant(True, True))) == pages.get(OPENMETRICS)
     assert pages.get(Variant(True, True)) is pages.get(Variant(True, True))
+
+
+@pytest.mark.parametrize(("seconds", "variants"), [(1.0, [OPENMETRICS]), (15.0, [])])
+def test_pages_are_made_in_advance_for_frequent_scrapes(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, variants: list[Variant]
+) -> None:
+    """Otherwise on request."""
+    now, pages = [100.0], Pages()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pages.get(OPENMETRICS)
+    now[0] += seconds
+    rendered = page()
+    pages.publish(rendered)
+
+    assert [*rendered._bodies] == variants

@@ -128,24 +128,25 @@ def test_an_unidentified_gpu_has_the_index_of_the_driver(
     assert sorted(caplog.messages) == [f"GPU {n} (not identified) is down: it fell off the bus" for n in (5, 6)]
 
 
-def test_a_thread_that_cannot_start_affects_one_gpu(
+def test_a_thread_that_cannot_start(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other GPUs are read. The next scan of the bus tries again."""
-    node.tick()
+    """GPUs are not read, and none is blamed for that. The next tick tries again."""
     with monkeypatch.context() as refusing:
         refusing.setattr(threading.Thread, "start", _refuse)
-        node.workers.ensure_workers(3)
-        node.workers.ensure_workers(3)
-    assert node.tick() == [0, 1]
+        refusing.setattr(workers_module, "BRIEF", 0.0)
+        idle = node.workers.read_instant()
+        node.workers.read_in_turn(idle, 0.01)
+        assert node.workers.read_instant() == []
+        node.plan = NO_PATIENCE
+        assert [(worker.busy, worker.late > 0, worker.stalled) for worker in idle] == [(True, True, 0.0)] * 2
     assert caplog.messages == [
-        "GPU 2 is not read: can't start new thread; raise the limit on processes (ulimit -u, pids.max) or on memory"
+        "GPUs are not read: can't start new thread; raise the limit on processes (ulimit -u, pids.max) or on memory"
     ]
-    node.source.gates.append(threading.Event())
-    node.source.gates[2].set()
-    node.workers.ensure_workers(3)
+    node.plan = PLAN
+    assert node.workers.wait_idle(LIMIT)
 
-    assert node.tick() == [0, 1, 2]
+    assert node.tick() == [0, 1]
 
 
 def _refuse(thread: threading.Thread) -> None:
@@ -198,6 +199,24 @@ def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptu
     node.source.gates[1].set()
     assert node.workers.wait_idle(30)
     assert stuck.reason == ""
+
+
+def test_one_thread_reads_all_gpus(node: Node) -> None:
+    """A GPU that hangs keeps its thread, and one other thread reads the rest; once it answers, one thread ends."""
+    for _ in range(3):
+        node.tick()
+    (first,) = node.workers.threads()
+
+    node.source.gates[0].clear()
+    for _ in range(3):
+        node.tick()
+    assert len(node.workers.threads()) == 2
+    assert first in node.workers.threads()
+    node.source.gates[0].set()
+    until(lambda: len(node.workers.threads()) == 1, LIMIT, "the end of a thread")
+
+    assert node.tick() == [0, 1]
+    assert len(node.workers.threads()) == 1
 
 
 def test_gpus_are_read_one_after_another(node: Node) -> None:
@@ -257,7 +276,7 @@ def test_a_gpu_that_moved_ends_its_series(node: Node) -> None:
     old, old_peak = state.samples
     node.source.gpus = (1, 0)
     node.workers._workers[0]._detach()
-    node.workers._workers[0].wake()
+    node.workers.read_in_turn(node.workers._workers[:1], 0.0)
     assert node.workers.wait_idle(30)
     new, new_peak = state.samples
 
