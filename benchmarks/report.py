@@ -174,7 +174,7 @@ def section(known: Section, result: Mapping[str, Any] | None) -> tuple[str, Mapp
         (benchmark,) = (each for each in BENCHMARKS if each.name == known.name)
         needs = " and ".join(need.what for need in benchmark.needs) or "no GPU"
         return f"{head}\nNot measured for this version: `python -m benchmarks {known.name}` needs {needs}.\n", {}
-    texts, made = [head], {}
+    texts, made = [head], dict[str, str]()
     for each in (result, *result.get("more", ())):
         shown = known.shown(each["numbers"])
         drawn = {f"{PLOTS}/{known.name}-{name}.svg": svg for name, svg in shown.plots.items()}
