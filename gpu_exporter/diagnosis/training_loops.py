@@ -48,6 +48,7 @@ _RESTARTS, _LOADER = (m.JOB_RESTARTS.name, ""), (m.JOB_DATA.name, "")
 # What speed is counted in: the first that a loop counts.
 _AMOUNTS = tuple((metric.name, "") for metric in (m.JOB_TOKENS, m.JOB_SAMPLES, m.JOB_STEPS))
 _TRAINS = (m.JOB_ACTIVITY.name, TRAINING)
+_WAITS = (m.JOB_PHASE.name, WAITING)
 _PAUSES = tuple((m.JOB_ACTIVITY.name, activity) for activity in j.PAUSES)
 FAMILIES = (
     m.JOB_RANK_INFO.name,
@@ -208,11 +209,14 @@ def _pauses(rank: RankHistory) -> bool:
 
 class RankMeans(NamedTuple):
     """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
-    unknown), and the share of the time in pauses."""
+    unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other ranks (None if
+    unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long."""
 
     step: float
     own: float | None
     paused: float
+    waiting: float | None = None
+    is_brief: bool = False
 
 
 class RankNow(NamedTuple):
@@ -342,15 +346,35 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
     step = median([rank.step for rank in ranks.values()]) if ranks else 0.0
     if usual is None or step <= 0:
         return {}
+    is_brief, is_launch_bound = any(rank.is_brief for rank in ranks.values()), _is_launch_bound(ranks.values())
+    if is_brief and is_launch_bound:
+        return {}
     excess = {key: value - usual for key, value in own.items()}
     margin = j.SHARE_OF_FEW * usual
     if len(own) >= j.FEW_RANKS:
         deviation = j.DEVIATION_OF_MEDIANS * median([abs(each) for each in excess.values()])
-        margin = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
+        by_chance = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
+        if is_launch_bound:
+            margin = max(margin, by_chance)
+        elif is_launch_bound is None or is_brief:
+            margin = by_chance
+        else:
+            lowest, *_, second, _ = sorted(excess.values())
+            margin = min(by_chance, second + max(j.STANDS_OUT * (second - lowest), j.LEAST_EXCESS * step))
     paused = [rank.paused for rank in ranks.values()]
     spread = max(paused) - min(paused)
     pause_wait = spread / (1 - spread) if spread < 1 else 1e9
     return {key: SelfTime(more / step, margin / step, pause_wait, step) for key, more in excess.items()}
+
+
+def _is_launch_bound(ranks: Iterable[RankMeans]) -> bool | None:
+    """Return whether the CPUs of a job are its limit; None if no waiting is known."""
+    sums = [
+        (rank.own + rank.waiting) / rank.step
+        for rank in ranks
+        if rank.own is not None and rank.waiting is not None and rank.step > 0
+    ]
+    return median(sums) > j.LAUNCH_BOUND if sums else None
 
 
 def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
@@ -366,12 +390,15 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
 
 
 def _means(growth: Mapping[Sum, float]) -> RankMeans:
-    enough = ENOUGH if growth[SECONDS] > LEAST_SECONDS - PACE else USUAL_STEPS
+    is_brief, waiting = growth[SECONDS] <= LEAST_SECONDS - PACE, growth.get(_WAITS)
+    enough = USUAL_STEPS if is_brief else ENOUGH
     known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
     return RankMeans(
         growth[_STEP_SUM] / growth[_STEP_COUNT],
         growth[_SELF_SUM] / growth[_SELF_COUNT] if known else None,
         sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS],
+        None if waiting is None else waiting / growth[_STEP_COUNT],
+        is_brief,
     )
 
 

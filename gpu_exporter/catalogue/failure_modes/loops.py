@@ -124,7 +124,7 @@ DATA_SHARE = Limit("dataShare", 0.2, "ratio", "share of time in the data loader,
 
 # What is a straggler, a slow job, and lost time, for Prometheus and `diagnose` alike: shares of a step, of the usual speed
 # and of the time.
-LEAST_EXCESS, SLOWER, LOST = 0.05, 0.8, 0.25
+LEAST_EXCESS, SLOWER, LOST = job_signals.LEAST_EXCESS, 0.8, 0.25
 _JOB = "on (cluster, namespace, workload, job_id)"
 _TIMER = "The alert needs a [step timer](../training.md) in the training loop and `--job-socket`."
 
