@@ -101,27 +101,33 @@ SELF_SHARE = rank_series(
 _WAITS = f'{PHASE.record}{{phase="{WAITING}"}}'
 BUSY = _job(
     "self_and_waiting:ratio",
-    "Self time and waiting of the ranks as a share of the step, median: near 1, and clearly above 1 if the job is "
-    "launch-bound",
+    "Self time and waiting of the ranks as a share of the step, median: clearly above 1 if the job is launch-bound",
     _median(
         f"\n({SELF.record} + on ({RANK_KEY}) group_left () {_WAITS})\n"
         f"/ on ({RANK_KEY}) group_left () ({STEP.record} > 0)\n"
     ),
 )
-_OF_FEW = f"{j.SHARE_OF_FEW} * {SELF_USUAL.record}"
-_MANY = f"{_of_job('count', SELF.record)} >= {j.FEW_RANKS}"
+SELF_NEXT = _job(
+    "self_next:seconds",
+    "The second longest self time of the ranks",
+    _of_job("max", f"{SELF.record} unless topk by ({JOB_KEY}) (1, {SELF.record})"),
+)
 _DEVIATION = f"{j.DEVIATION_OF_MEDIANS} * {_median(f'abs({SELF_EXCESS.record})')}"
-_BY_CHANCE = f"{j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record})"
-_LOWEST = _of_job("min", SELF.record)
-_NEXT = _of_job("max", f"{SELF.record} unless topk by ({JOB_KEY}) (1, {SELF.record})")
-_APART, _LEAST = f"{j.STANDS_OUT} * ({_NEXT} - {_LOWEST})", f"{j.LEAST_EXCESS} * {JOB_STEP.record}"
-_STANDS_OUT = f"{_NEXT} - {SELF_USUAL.record}\n+ ({_APART} >= {_LEAST} or {_LEAST})"
+SELF_SPREAD = _job(
+    "self_spread:seconds",
+    "How far self times may be above the usual one by chance, by their median absolute deviation; of four or more ranks",
+    f"{j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record})\n"
+    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}",
+)
+_OF_FEW, _LEAST = f"{j.SHARE_OF_FEW} * {SELF_USUAL.record}", f"{j.LEAST_EXCESS} * {JOB_STEP.record}"
+_APART = f"{j.STANDS_OUT:g} * ({SELF_NEXT.record} - {_of_job('min', SELF.record)})"
+_STANDS_OUT = f"{SELF_NEXT.record} - {SELF_USUAL.record} + ({_APART} >= {_LEAST} or {_LEAST})"
 SELF_MARGIN = _job(
     "self_margin:seconds",
     "How far the self time of a rank may be above the usual one by chance",
-    f"(\n  {_STANDS_OUT} < {_BY_CHANCE}\n  and {BUSY.record} <= {j.LAUNCH_BOUND} and {_MANY}\n)\nor\n"
-    f"({_BY_CHANCE} and {_MANY} unless {BUSY.record} > {j.LAUNCH_BOUND})\nor\n"
-    f"({_BY_CHANCE} > {_OF_FEW} and {_MANY})\nor\n{_OF_FEW}",
+    f"({_STANDS_OUT} < {SELF_SPREAD.record} and {BUSY.record} <= {j.LAUNCH_BOUND})\nor\n"
+    f"({SELF_SPREAD.record} unless {BUSY.record} > {j.LAUNCH_BOUND})\nor\n"
+    f"({SELF_SPREAD.record} > {_OF_FEW})\nor\n{_OF_FEW}",
 )
 PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
@@ -246,6 +252,8 @@ JOBS = (
     SELF_EXCESS,
     SELF_SHARE,
     BUSY,
+    SELF_NEXT,
+    SELF_SPREAD,
     SELF_MARGIN,
     PHASE_EXCESS,
     PAUSE_SPREAD,
