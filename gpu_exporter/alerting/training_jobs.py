@@ -115,7 +115,7 @@ SELF_NEXT = _job(
 _DEVIATION = f"{j.DEVIATION_OF_MEDIANS} * {_median(f'abs({SELF_EXCESS.record})')}"
 SELF_SPREAD = _job(
     "self_spread:seconds",
-    "How far self times may be above the usual one by chance, by their median absolute deviation; of four or more ranks",
+    "How far self times are above the usual one by chance, by their median absolute deviation; of four or more ranks",
     f"{j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record})\n"
     f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}",
 )

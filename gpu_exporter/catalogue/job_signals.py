@@ -12,8 +12,8 @@ from gpu_exporter.model.job_message import ACTIVITIES, TRAINING
 PAUSES = tuple(activity for activity in ACTIVITIES if activity != TRAINING)
 # With fewer ranks, a median says little: the lowest is the usual one, and the others differ by chance by a share of it.
 FEW_RANKS, SHARE_OF_FEW = 4, 0.25
-# In a launch-bound job, self time is what the CPU needs, while the GPU waits for other ranks: their sum is longer than a
-# step. The last rank changes within seconds, so ranks differ by chance by the same share.
+# In a launch-bound job, self time is what the CPU needs, while the GPU waits for other ranks: together, they are longer
+# than a step. The last rank changes within seconds, so ranks differ by chance by the same share.
 LAUNCH_BOUND = 1.2
 # Excess of a straggler, as a share of the step. Where the GPU measures self times, it is that far above the next rank,
 # and so many times as far as the others are from each other.

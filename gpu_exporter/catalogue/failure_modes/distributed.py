@@ -94,6 +94,8 @@ STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
     And(c.TRAFFIC, Compare(_IDLER, ">=", STARVED_GAP)),
 )
+# The means of a job that hangs still have the work of the minutes before.
+HAS_STOPPED = And(Compare(c.NVLINK, ">=", c.TALKING), Compare(Over(s.NVLINK, Fn.MAX, MINUTE), "<", c.TALKING))
 LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP))
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
@@ -110,7 +112,7 @@ SLOWER = And(
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", c.ALL_RANKS), name="all_launch")
 STARVED_STRAGGLER = Unless(
-    Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH, LAUNCH_ORDER)), LOOP_PAUSES, name="starved_straggler"
+    Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH, LAUNCH_ORDER, HAS_STOPPED)), LOOP_PAUSES, name="starved_straggler"
 )
 SLOW_STRAGGLER = Unless(
     Unless(
