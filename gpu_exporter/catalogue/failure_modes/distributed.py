@@ -95,7 +95,7 @@ STARVED = And(
     And(c.TRAFFIC, Compare(_IDLER, ">=", STARVED_GAP)),
 )
 # The means of a job that hangs still have the work of the minutes before.
-HAS_STOPPED = And(Compare(c.NVLINK, ">=", c.TALKING), Compare(Over(s.NVLINK, Fn.MAX, MINUTE), "<", c.TALKING))
+HAS_STOPPED = And(Compare(c.NVLINK, ">=", c.TALKING), Compare(Over(s.NVLINK), "<", c.TALKING))
 LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP))
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
@@ -244,7 +244,8 @@ MODES = (
             "Rank 0: write checkpoints asynchronously, log less often.",
         ),
         wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action; it is not "
-        "reported if a [step timer](../training.md) in its loop marks the checkpoint. Where kernels do not fill the GPUs, a "
+        "reported if a [step timer](../training.md) in its loop marks the checkpoint. A rank is not reported while its job moves "
+        "nothing over NVLink, so one that stops its job for most of the time, a minute or longer at once, may be missed. Where kernels do not fill the GPUs, a "
         "job may be launch-bound, so that the idlest rank only launches last; a smaller straggler is then found by its step "
         "timer alone. Pipeline "
         "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
