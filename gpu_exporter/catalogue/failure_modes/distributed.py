@@ -361,14 +361,14 @@ MODES = (
         30 * MINUTE,
         Action.NONE,
         "Job {job} spends most of its time on communication (seen on {gpu})",
-        "No fault of a single GPU. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
+        "No rank stands out by its counters. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
         "communicate less: overlap with computation, larger batches, gradient accumulation, another sharding.",
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
         And(WAITS.condition, Compare(PeerShare(WAITS), ">=", c.ALL_RANKS), name="communicates"),
         scope=Scope.JOB,
         cause=Cause.PEERS,
         meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "
-        "and no single rank causes it.",
+        "and by the counters, no rank is slower than the others.",
         impact="The GPUs spend most of each step communicating. The job would be faster with better overlap, and might "
         "lose little speed on fewer GPUs.",
         diagnosis=(
@@ -390,7 +390,9 @@ MODES = (
             "`NCCL_P2P_DISABLE`.",
         ),
         wrong="A benchmark of collectives is communication-bound on purpose. Decoding over many GPUs may be, too, "
-        "where latency matters more than cost. If a straggler alert fires for the same job, follow that first.",
+        "where latency matters more than cost. If a straggler alert fires for the same job, follow that first. A rank whose kernels "
+        "use as few SMs as the collective in which the others wait looks like them: only a [step timer](../training.md) or a "
+        "profiler trace of all ranks tells.",
     ),
     FailureMode(
         "GpuNvlinkImbalance",
