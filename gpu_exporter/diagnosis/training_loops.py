@@ -69,6 +69,19 @@ class RankLabels(NamedTuple):
     rank: str
 
 
+class HalfMeans(NamedTuple):
+    """The mean self time and the mean step of a rank in a half of the time, in seconds."""
+
+    own: float
+    step: float
+
+
+def _half(before: Mapping[Sum, float], after: Mapping[Sum, float]) -> HalfMeans | None:
+    sums = (_SELF_SUM, _SELF_COUNT, _STEP_SUM, _STEP_COUNT)
+    own, owns, step, steps = (after.get(key, 0.0) - before.get(key, 0.0) for key in sums)
+    return HalfMeans(own / owns, step / steps) if owns > 0 and steps > 0 else None
+
+
 @dataclass(slots=True)
 class RankHistory:
     """The sums of a rank in the last minutes. `longest` are the upper bounds of its longest steps, with their times.
@@ -127,6 +140,16 @@ class RankHistory:
             return {}
         grown = {key: value - before.get(key, 0.0) for key, value in self.now.items() if key[0] != _BUCKET}
         return {SECONDS: seconds, **grown}
+
+    def halves(self, seconds: float) -> tuple[HalfMeans, ...]:
+        """Return the means of both halves of the last seconds; empty if steps with a self time are missing in one."""
+        begin, middle = (
+            next((each for each in self.points if each[0] > self.at - ago - PACE / 2), (0.0, self.now))
+            for ago in (seconds, seconds / 2)
+        )
+        pairs = ((begin[1], middle[1]), (middle[1], self.now))
+        found = [_half(before, after) for before, after in pairs]
+        return tuple(each for each in found if each) if all(found) else ()
 
 
 @dataclass(slots=True)
@@ -210,13 +233,14 @@ def _pauses(rank: RankHistory) -> bool:
 class RankMeans(NamedTuple):
     """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
     unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other ranks (None if
-    unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long."""
+    unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves` of this time; None if it is long."""
 
     step: float
     own: float | None
     paused: float
     waiting: float | None = None
     is_brief: bool = False
+    halves: tuple[HalfMeans, ...] | None = None
 
 
 class RankNow(NamedTuple):
@@ -356,15 +380,39 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
         by_chance = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
         if is_launch_bound:
             margin = max(margin, by_chance)
-        elif is_launch_bound is None or is_brief:
-            margin = by_chance
         else:
-            lowest, *_, second, _ = sorted(excess.values())
-            margin = min(by_chance, second + max(j.STANDS_OUT * (second - lowest), j.LEAST_EXCESS * step))
+            margin = by_chance
+            alone = None if is_launch_bound is None or is_brief else _outlier(own, step)
+            if alone is not None and _stays(alone, ranks):
+                margin = min(by_chance, _next_margin(excess.values(), step))
     paused = [rank.paused for rank in ranks.values()]
     spread = max(paused) - min(paused)
     pause_wait = spread / (1 - spread) if spread < 1 else 1e9
     return {key: SelfTime(more / step, margin / step, pause_wait, step) for key, more in excess.items()}
+
+
+def _next_margin(values: Iterable[float], step: float) -> float:
+    """Return the value above which the longest self time stands out from the others, by the next one."""
+    lowest, *_, second, _ = sorted(values)
+    return second + max(j.STANDS_OUT * (second - lowest), j.LEAST_EXCESS * step)
+
+
+def _outlier(own: Mapping[Key, float], step: float) -> Key | None:
+    """Return the rank whose self time stands out, if there is one."""
+    longest = max(own, key=lambda key: own[key])
+    return longest if own[longest] > _next_margin(own.values(), step) else None
+
+
+def _stays(alone: Key, ranks: Mapping[Key, RankMeans]) -> bool:
+    """Return whether the same rank stands out in both halves of the time: self times vary with the batch."""
+    halves = {key: rank.halves for key, rank in ranks.items() if rank.own is not None}
+    known = [each for each in halves.values() if each]
+    if len(known) < len(halves):
+        return all(each is None for each in halves.values())
+    steps = [median([each[half].step for each in known]) for half in (0, 1)]
+    return all(
+        _outlier({key: each[half].own for key, each in halves.items() if each}, steps[half]) == alone for half in (0, 1)
+    )
 
 
 def _is_launch_bound(ranks: Iterable[RankMeans]) -> bool | None:
@@ -380,7 +428,7 @@ def _is_launch_bound(ranks: Iterable[RankMeans]) -> bool | None:
 def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
     """Add how the ranks of a job compare with each other."""
     grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
-    means = {key: _means(growth) for key, growth in grown.items() if _STEP_SUM in growth}
+    means = {key: _means(growth, ranks[key]) for key, growth in grown.items() if _STEP_SUM in growth}
     found.ranks += (RankNow(key, means.get(key), rank.now.get(_STEP_COUNT, 0.0)) for key, rank in ranks.items())
     for key, self_time in self_times(means).items():
         if found.add(j.SELF_EXCESS, key, self_time.excess):
@@ -389,7 +437,7 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
             found.tell(STRAGGLER, key, ranks[key], _phase_excess(key, grown))
 
 
-def _means(growth: Mapping[Sum, float]) -> RankMeans:
+def _means(growth: Mapping[Sum, float], rank: RankHistory) -> RankMeans:
     is_brief, waiting = growth[SECONDS] <= LEAST_SECONDS - PACE, growth.get(_WAITS)
     enough = USUAL_STEPS if is_brief else ENOUGH
     known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
@@ -399,6 +447,7 @@ def _means(growth: Mapping[Sum, float]) -> RankMeans:
         sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS],
         None if waiting is None else waiting / growth[_STEP_COUNT],
         is_brief,
+        rank.halves(growth[SECONDS]),
     )
 
 

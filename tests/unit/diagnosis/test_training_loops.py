@@ -130,6 +130,15 @@ def test_stragglers_by_measured_times(name: str) -> None:
     assert found(story) == {str(rank): {"GpuJobStraggler"} for rank in slow}
 
 
+@pytest.mark.parametrize(("seconds", "slow"), [(10, set()), (20, {"1"})])
+def test_a_rank_that_stands_out_does_so_in_both_halves(seconds: float, slow: set[str]) -> None:
+    """Self times vary with the batch: here, rank 1 was slow in the first seconds of a window of 20 s, or in all."""
+    usual, waits = (0.7, 0.72, 0.72, 0.68), (0.25, 0.25, 0.25, 0.25)
+    longer = of_shares("job", (0.7, 0.83 + 0.12 * (seconds < 20), 0.72, 0.68), waits)
+    story = [Stretch(seconds / 60, longer), Stretch((21 - seconds) / 60, of_shares("job", usual, waits))]
+    assert found(story) == {rank: {"GpuJobStraggler"} for rank in slow}
+
+
 def test_a_launch_bound_job_is_judged_over_a_whole_window() -> None:
     """Half of it would do elsewhere: within seconds, one of its ranks is the last by chance."""
     own, waits, (slow,) = MEASURED["launch-bound-and-slow"]
