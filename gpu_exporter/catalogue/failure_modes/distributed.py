@@ -95,7 +95,7 @@ STARVED = And(
     And(c.TRAFFIC, Compare(_IDLER, ">=", STARVED_GAP)),
 )
 # The means of a job that hangs still have the work of the minutes before.
-HAS_STOPPED = And(Compare(c.NVLINK, ">=", c.TALKING), Compare(Over(s.NVLINK), "<", c.TALKING))
+HAS_STOPPED = And(Compare(c.NVLINK, ">=", c.TALKING), Compare(Over(s.NVLINK), "<", c.TALKING), name="has_stopped")
 LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP))
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
