@@ -98,12 +98,36 @@ SELF_SHARE = rank_series(
     "By how much the self time of a rank exceeds the usual one, as a share of the step",
     f"{SELF_EXCESS.record} / on ({JOB_KEY}) group_left () {JOB_STEP.record}",
 )
+_WAITS = f'{PHASE.record}{{phase="{WAITING}"}}'
+BUSY = _job(
+    "self_and_waiting:ratio",
+    "Self time and waiting of the ranks as a share of the step, median: clearly above 1 if the job is launch-bound",
+    _median(
+        f"\n({SELF.record} + on ({RANK_KEY}) group_left () {_WAITS})\n"
+        f"/ on ({RANK_KEY}) group_left () ({STEP.record} > 0)\n"
+    ),
+)
+SELF_NEXT = _job(
+    "self_next:seconds",
+    "The second longest self time of the ranks",
+    _of_job("max", f"{SELF.record} unless topk by ({JOB_KEY}) (1, {SELF.record})"),
+)
 _DEVIATION = f"{j.DEVIATION_OF_MEDIANS} * {_median(f'abs({SELF_EXCESS.record})')}"
+SELF_SPREAD = _job(
+    "self_spread:seconds",
+    "How far self times are above the usual one by chance, by their median absolute deviation; of four or more ranks",
+    f"{j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record})\n"
+    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}",
+)
+_OF_FEW, _LEAST = f"{j.SHARE_OF_FEW} * {SELF_USUAL.record}", f"{j.LEAST_EXCESS} * {JOB_STEP.record}"
+_APART = f"{j.STANDS_OUT:g} * ({SELF_NEXT.record} - {_of_job('min', SELF.record)})"
+_STANDS_OUT = f"{SELF_NEXT.record} - {SELF_USUAL.record} + ({_APART} >= {_LEAST} or {_LEAST})"
 SELF_MARGIN = _job(
     "self_margin:seconds",
     "How far the self time of a rank may be above the usual one by chance",
-    f"({j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record}))\n"
-    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}\nor\n{j.SHARE_OF_FEW} * {SELF_USUAL.record}",
+    f"({_STANDS_OUT} < {SELF_SPREAD.record} and {BUSY.record} <= {j.LAUNCH_BOUND})\nor\n"
+    f"({SELF_SPREAD.record} unless {BUSY.record} > {j.LAUNCH_BOUND})\nor\n"
+    f"({SELF_SPREAD.record} > {_OF_FEW})\nor\n{_OF_FEW}",
 )
 PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
@@ -227,6 +251,9 @@ JOBS = (
     SELF_USUAL,
     SELF_EXCESS,
     SELF_SHARE,
+    BUSY,
+    SELF_NEXT,
+    SELF_SPREAD,
     SELF_MARGIN,
     PHASE_EXCESS,
     PAUSE_SPREAD,

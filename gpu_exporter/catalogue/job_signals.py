@@ -12,6 +12,12 @@ from gpu_exporter.model.job_message import ACTIVITIES, TRAINING
 PAUSES = tuple(activity for activity in ACTIVITIES if activity != TRAINING)
 # With fewer ranks, a median says little: the lowest is the usual one, and the others differ by chance by a share of it.
 FEW_RANKS, SHARE_OF_FEW = 4, 0.25
+# In a launch-bound job, self time is what the CPU needs, while the GPU waits for other ranks: together, they are longer
+# than a step. The last rank changes within seconds, so ranks differ by chance by the same share.
+LAUNCH_BOUND = 1.2
+# Excess of a straggler, as a share of the step. Where the GPU measures self times, it is that far above the next rank,
+# and so many times as far as the others are from each other.
+LEAST_EXCESS, STANDS_OUT = 0.05, 2.0
 # 1.4826 median absolute deviations are a standard deviation. The share of the median is for ranks that hardly differ.
 DEVIATIONS, DEVIATION_OF_MEDIANS, LEAST_SHARE = 3.5, 1.4826, 0.01
 # Time without a step after which a job stalls. Scraped every 15 s, that is noticed within a minute and three steps.

@@ -20,6 +20,8 @@ from gpu_exporter.conditions.tree import Condition, Over, required_signals, sign
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 
+# What is missing where a rank of a launch-bound job was the last one for some seconds.
+MINUTES = Signal("minutes_of_measurements", "seconds", "Five minutes of measurements", ())
 # What is known of every GPU, and printed of those without profiling counters.
 BASICS = tuple(map(mean, (s.UTIL, s.POWER_USE, s.SM_CLOCK, s.FB_USE)))
 
@@ -97,9 +99,11 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
     down = [up.get(device) == 0 for device in window.devices]
     begins = [device in window.begins for device in window.devices]
     for mode in modes:
-        if mode.name == ALWAYS_LAST and window.is_brief:
-            continue
-        if mode.condition is not None and mode.scope is not Scope.FLEET:
+        if mode.name == ALWAYS_LAST and mode.condition is not None and window.is_brief:
+            for place, truth in enumerate(truths(mode.condition, window)):
+                if truth == TRUE and not (down[place] or begins[place]):
+                    unknown[place][mode.name] = (MINUTES,)
+        elif mode.condition is not None and mode.scope is not Scope.FLEET:
             left_out = [*map(or_, down, begins)] if mode.name in STRAGGLERS else down
             _judge(mode, mode.condition, window, left_out, findings, unknown)
         elif mode.on_node is not None and any(window.by_device(signal) for signal in signals_of(mode.on_node)):

@@ -114,7 +114,7 @@ def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
         *report.notes(named),
         report.phases_together(result),
         *report.time_lines(result.diagnoses, price),
-        report.hint(result.diagnoses),
+        *report.hints_of(result.diagnoses),
     ]
     measured = {diagnosis.device: device for device, diagnosis in shown}
     incidents = of_diagnoses(named.diagnoses)

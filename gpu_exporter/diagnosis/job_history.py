@@ -80,6 +80,7 @@ class RankTotals:
     step_seconds: float = 0.0
     self_seconds: float = 0.0
     self_steps: float = 0.0
+    waiting_seconds: float = 0.0
     activity: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     restarts: float = 0.0
     excess: float = 0.0
@@ -105,7 +106,8 @@ class RankTotals:
         if self.steps < ENOUGH or not self.seconds:
             return None
         paused = sum(self.activity.get(activity, 0.0) for activity in j.PAUSES)
-        return RankMeans(self.step_seconds / self.steps, self.own, paused / self.seconds)
+        waiting = self.waiting_seconds / self.steps if self.waiting_seconds else None
+        return RankMeans(self.step_seconds / self.steps, self.own, paused / self.seconds, waiting)
 
     @property
     def lost(self) -> float:
@@ -191,6 +193,7 @@ def job_history(
                 total.step_seconds += gpu.step_seconds
                 total.self_seconds += gpu.self_seconds
                 total.self_steps += gpu.self_steps
+                total.waiting_seconds += gpu.waiting_seconds
                 total.restarts += gpu.restarts
                 for cause, seconds in gpu.time.items():
                     total.time[cause] += seconds

@@ -9,17 +9,19 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
+from gpu_exporter.model.job_message import WAITING
 from gpu_exporter.model.snapshot import Snapshot
 
 # How often what GPUs did for jobs is written.
 USAGE_SECONDS = 600.0
 _ACTIVITY, _RANK = m.JOB_ACTIVITY.name, m.JOB_RANK_INFO.name
-# The sums of a rank, and the fields of its usage that they add to.
+# The sums of a rank, and the fields of its usage that they add to. Of its phases, only waiting counts.
 _SUMS = {
     f"{m.JOB_STEP}_count": "steps",
     f"{m.JOB_STEP}_sum": "step_seconds",
     f"{m.JOB_SELF}_count": "self_steps",
     f"{m.JOB_SELF}_sum": "self_seconds",
+    m.JOB_PHASE.name: "waiting_seconds",
     m.JOB_RESTARTS.name: "restarts",
 }
 RANK_FAMILIES = frozenset({*_SUMS, _ACTIVITY, _RANK})
@@ -105,6 +107,8 @@ def rank_samples(snapshot: Snapshot) -> Iterator[ScrapedSample]:
     """Yield what a snapshot says of the ranks of training loops."""
     for series, value in snapshot.samples:
         if series.gpu is not None and series.name in RANK_FAMILIES:
+            if series.name == m.JOB_PHASE.name and ("phase", WAITING) not in series.labels:
+                continue
             labels = dict((*series.metric.labels, *series.labels))
             yield ScrapedSample(series.name, {**labels, "UUID": series.gpu.uuid}, value)
 
@@ -117,6 +121,6 @@ def _by_place(samples: Iterable[ScrapedSample]) -> Mapping[_Place, _RankSums]:
         place = (labels.get("UUID", ""), labels.get("GPU_I_ID", ""))
         if place not in found or found[place][0] != who:
             found[place] = (who, {})
-        if name != _RANK:
+        if name != _RANK and labels.get("phase", WAITING) == WAITING:
             found[place][1][name, labels.get("activity", "")] = value
     return found

@@ -76,6 +76,7 @@ class GpuUsage:
     # A step timer may know the self time of only some steps.
     self_seconds: float = 0.0
     self_steps: float = 0.0
+    waiting_seconds: float = 0.0
     activity: dict[str, float] = field(default_factory=dict)
     restarts: float = 0.0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_exporter.catalogue.bottlenecks import LOW_POWER_CLASS
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES, host
+from gpu_exporter.catalogue.failure_modes.distributed import ALWAYS_LAST
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.roofline import Headroom, Position
@@ -17,7 +18,7 @@ from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
-from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
+from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
 from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
@@ -113,7 +114,8 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     known = result.profile_lines
     said = {text.strip() for text, _ in incident_words.lines(of_diagnoses(result.diagnoses), code=known)}
     profiled = dict.fromkeys(line for of_gpu in known.values() for line in of_gpu if line not in said)
-    hints = (hint(result.diagnoses), APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else "")
+    approximate = APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else ""
+    hints = (*hints_of(result.diagnoses), approximate)
     for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints)):
         yield line, ""
     code = result_code(result)
@@ -372,8 +374,13 @@ def why_unknown(mode: str, missing: Sequence[Signal], identity: DeviceIdentity, 
     return "the job is unknown: use --one-job if all GPUs are ranks of one job"
 
 
-def hint(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return what to try if several GPUs communicate and their job is unknown, so that no ranks were compared."""
+def hints_of(diagnoses: Sequence[Diagnosis]) -> tuple[str, str]:
+    """Return what this watch could not tell of jobs, and what to try; empty where there is nothing to say."""
+    return _unknown_job(diagnoses), _may_be_last(diagnoses)
+
+
+def _unknown_job(diagnoses: Sequence[Diagnosis]) -> str:
+    """Say that several GPUs communicate, and that their job is unknown, so that no ranks were compared."""
     communicating = [
         diagnosis
         for diagnosis in diagnoses
@@ -384,6 +391,17 @@ def hint(diagnoses: Sequence[Diagnosis]) -> str:
     return (
         "The GPUs communicate, but their job is unknown. If they are ranks of one job, run again with --one-job to "
         "find a straggler."
+    )
+
+
+def _may_be_last(diagnoses: Sequence[Diagnosis]) -> str:
+    """Say which rank of a launch-bound job was the last one in a watch that is too short to tell that it always is."""
+    last = [diagnosis for diagnosis in diagnoses if MINUTES in diagnosis.unknown.get(ALWAYS_LAST, ())]
+    if not last:
+        return ""
+    return (
+        f"{names_of(last)} was the last to launch in a launch-bound job. One of its ranks always is; whether it is the "
+        "same one for minutes, which would make it a straggler, is unknown: run again with --for 5m."
     )
 
 

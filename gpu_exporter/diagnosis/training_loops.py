@@ -48,6 +48,7 @@ _RESTARTS, _LOADER = (m.JOB_RESTARTS.name, ""), (m.JOB_DATA.name, "")
 # What speed is counted in: the first that a loop counts.
 _AMOUNTS = tuple((metric.name, "") for metric in (m.JOB_TOKENS, m.JOB_SAMPLES, m.JOB_STEPS))
 _TRAINS = (m.JOB_ACTIVITY.name, TRAINING)
+_WAITS = (m.JOB_PHASE.name, WAITING)
 _PAUSES = tuple((m.JOB_ACTIVITY.name, activity) for activity in j.PAUSES)
 FAMILIES = (
     m.JOB_RANK_INFO.name,
@@ -66,6 +67,19 @@ class RankLabels(NamedTuple):
     device: DeviceKey
     job_id: str
     rank: str
+
+
+class HalfMeans(NamedTuple):
+    """The mean self time and the mean step of a rank in a half of the time, in seconds."""
+
+    own: float
+    step: float
+
+
+def _half(before: Mapping[Sum, float], after: Mapping[Sum, float]) -> HalfMeans | None:
+    sums = (_SELF_SUM, _SELF_COUNT, _STEP_SUM, _STEP_COUNT)
+    own, owns, step, steps = (after.get(key, 0.0) - before.get(key, 0.0) for key in sums)
+    return HalfMeans(own / owns, step / steps) if owns > 0 and steps > 0 else None
 
 
 @dataclass(slots=True)
@@ -126,6 +140,16 @@ class RankHistory:
             return {}
         grown = {key: value - before.get(key, 0.0) for key, value in self.now.items() if key[0] != _BUCKET}
         return {SECONDS: seconds, **grown}
+
+    def halves(self, seconds: float) -> tuple[HalfMeans, ...]:
+        """Return the means of both halves of the last seconds; empty if steps with a self time are missing in one."""
+        begin, middle = (
+            next((each for each in self.points if each[0] > self.at - ago - PACE / 2), (0.0, self.now))
+            for ago in (seconds, seconds / 2)
+        )
+        pairs = ((begin[1], middle[1]), (middle[1], self.now))
+        found = [_half(before, after) for before, after in pairs]
+        return tuple(each for each in found if each) if all(found) else ()
 
 
 @dataclass(slots=True)
@@ -208,11 +232,15 @@ def _pauses(rank: RankHistory) -> bool:
 
 class RankMeans(NamedTuple):
     """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
-    unknown), and the share of the time in pauses."""
+    unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other ranks (None if
+    unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves` of this time; None if it is long."""
 
     step: float
     own: float | None
     paused: float
+    waiting: float | None = None
+    is_brief: bool = False
+    halves: tuple[HalfMeans, ...] | None = None
 
 
 class RankNow(NamedTuple):
@@ -342,21 +370,65 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
     step = median([rank.step for rank in ranks.values()]) if ranks else 0.0
     if usual is None or step <= 0:
         return {}
+    is_brief, is_launch_bound = any(rank.is_brief for rank in ranks.values()), _is_launch_bound(ranks.values())
+    if is_brief and is_launch_bound:
+        return {}
     excess = {key: value - usual for key, value in own.items()}
     margin = j.SHARE_OF_FEW * usual
     if len(own) >= j.FEW_RANKS:
         deviation = j.DEVIATION_OF_MEDIANS * median([abs(each) for each in excess.values()])
-        margin = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
+        by_chance = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
+        if is_launch_bound:
+            margin = max(margin, by_chance)
+        else:
+            margin = by_chance
+            alone = None if is_launch_bound is None or is_brief else _outlier(own, step)
+            if alone is not None and _stays(alone, ranks):
+                margin = min(by_chance, _next_margin(excess.values(), step))
     paused = [rank.paused for rank in ranks.values()]
     spread = max(paused) - min(paused)
     pause_wait = spread / (1 - spread) if spread < 1 else 1e9
     return {key: SelfTime(more / step, margin / step, pause_wait, step) for key, more in excess.items()}
 
 
+def _next_margin(values: Iterable[float], step: float) -> float:
+    """Return the value above which the longest self time stands out from the others, by the next one."""
+    lowest, *_, second, _ = sorted(values)
+    return second + max(j.STANDS_OUT * (second - lowest), j.LEAST_EXCESS * step)
+
+
+def _outlier(own: Mapping[Key, float], step: float) -> Key | None:
+    """Return the rank whose self time stands out, if there is one."""
+    longest = max(own, key=lambda key: own[key])
+    return longest if own[longest] > _next_margin(own.values(), step) else None
+
+
+def _stays(alone: Key, ranks: Mapping[Key, RankMeans]) -> bool:
+    """Return whether the same rank stands out in both halves of the time: self times vary with the batch."""
+    halves = {key: rank.halves for key, rank in ranks.items() if rank.own is not None}
+    known = [each for each in halves.values() if each]
+    if len(known) < len(halves):
+        return all(each is None for each in halves.values())
+    steps = [median([each[half].step for each in known]) for half in (0, 1)]
+    return all(
+        _outlier({key: each[half].own for key, each in halves.items() if each}, steps[half]) == alone for half in (0, 1)
+    )
+
+
+def _is_launch_bound(ranks: Iterable[RankMeans]) -> bool | None:
+    """Return whether the CPUs of a job are its limit; None if no waiting is known."""
+    sums = [
+        (rank.own + rank.waiting) / rank.step
+        for rank in ranks
+        if rank.own is not None and rank.waiting is not None and rank.step > 0
+    ]
+    return median(sums) > j.LAUNCH_BOUND if sums else None
+
+
 def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
     """Add how the ranks of a job compare with each other."""
     grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
-    means = {key: _means(growth) for key, growth in grown.items() if _STEP_SUM in growth}
+    means = {key: _means(growth, ranks[key]) for key, growth in grown.items() if _STEP_SUM in growth}
     found.ranks += (RankNow(key, means.get(key), rank.now.get(_STEP_COUNT, 0.0)) for key, rank in ranks.items())
     for key, self_time in self_times(means).items():
         if found.add(j.SELF_EXCESS, key, self_time.excess):
@@ -365,13 +437,17 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
             found.tell(STRAGGLER, key, ranks[key], _phase_excess(key, grown))
 
 
-def _means(growth: Mapping[Sum, float]) -> RankMeans:
-    enough = ENOUGH if growth[SECONDS] > LEAST_SECONDS - PACE else USUAL_STEPS
+def _means(growth: Mapping[Sum, float], rank: RankHistory) -> RankMeans:
+    is_brief, waiting = growth[SECONDS] <= LEAST_SECONDS - PACE, growth.get(_WAITS)
+    enough = USUAL_STEPS if is_brief else ENOUGH
     known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
     return RankMeans(
         growth[_STEP_SUM] / growth[_STEP_COUNT],
         growth[_SELF_SUM] / growth[_SELF_COUNT] if known else None,
         sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS],
+        None if waiting is None else waiting / growth[_STEP_COUNT],
+        is_brief,
+        rank.halves(growth[SECONDS]),
     )
 
 

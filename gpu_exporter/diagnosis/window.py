@@ -64,6 +64,9 @@ UNREAD = frozenset(
     if metric.name.startswith("gpu_")
 ) - {*FAMILIES, m.RENDERED_AT.name, m.PROFILES.name, m.PROFILED_AT.name}
 
+# Scrapes of so many seconds tell what is always so. Those that a Prometheus has of five minutes span an interval less.
+LEAST_SECONDS = WINDOW_SECONDS * 2 / 3
+
 # The engine activity by its names: a GPU without an owner is not allocated if it has one of these.
 ENGINES = frozenset(way.name for way in ALLOCATED.definitions if isinstance(way, Read) and way.name != OWNERS_INFO)
 
@@ -199,10 +202,13 @@ def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
 
     Scrapes are taken one by one and not kept: a recording need not fit into memory.
     """
-    signals = SignalReaders()
+    signals, first, last = SignalReaders(), 0.0, 0.0
     for scrape in scrapes:
+        first, last = first or scrape.at, scrape.at
         signals.take(scrape)
-    return signals.window(limits, job=job)
+    window = signals.window(limits, job=job)
+    window.is_brief = last - first < LEAST_SECONDS
+    return window
 
 
 class SignalReaders:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import yaml
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes.loops import PHASES, SELF_SHARE, TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
+from gpu_exporter.model.job_message import WAITING
 from tests.rules.promtool import RULES
 from tests.rules.series import Device, minutes, rank
 from tests.rules.shapes import STEP, Part, notation
@@ -95,6 +97,27 @@ def scaled(loop: Loop, pattern: str, factor: float) -> Loop:
         else before
         for key, before in loop.items()
     }
+
+
+def of_shares(name: str, own: Sequence[float], waiting: Sequence[float]) -> Loop:
+    """Return what a job says whose ranks have these self times and waiting, as shares of a step."""
+    loop: Loop = TrainingLoop(name, ranks=len(own))
+    for number, (of_rank, waits) in enumerate(zip(own, waiting, strict=True)):
+        loop = scaled(loop, rf'self_seconds_sum{{.*rank="{number}"', of_rank / SELF_SHARE)
+        loop = scaled(loop, rf'phase_seconds_total{{.*rank="{number}".*phase="{WAITING}"', waits / PHASES[WAITING])
+    return loop
+
+
+# Self times and waiting of four ranks, as shares of a step, and which of them are stragglers. The first three were
+# measured on four H100s.
+MEASURED: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[int]]] = {
+    "slower-gpu": ((0.911, 0.998, 0.905, 0.888), (0.099, 0.015, 0.105, 0.121), (1,)),
+    "last-to-launch": ((0.871, 0.878, 0.978, 0.871), (0.84, 0.83, 0.1, 0.85), ()),
+    "launch-bound": ((0.85, 0.84, 0.83, 0.88), (0.7, 0.64, 0.51, 0.6), ()),
+    "launch-bound-and-slow": ((0.62, 0.63, 0.64, 0.97), (0.85, 0.84, 0.83, 0.1), (3,)),
+    "apart": ((0.80, 0.84, 0.88, 0.95), (0.18, 0.14, 0.1, 0.03), ()),
+    "next-is-near": ((0.80, 0.80, 0.86, 0.90), (0.18, 0.18, 0.1, 0.06), ()),
+}
 
 
 def paused(loop: Loop, activity: str = "evaluation", ranks: str = r"\d+") -> Loop:

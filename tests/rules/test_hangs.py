@@ -66,6 +66,18 @@ def test_the_alert_fires_in_time_and_for_nothing_else(tmp_path: Path) -> None:
     check(tmp_path, [_case(jobs[start : start + MANY]) for start in range(0, len(jobs), MANY)], rules=RULES)
 
 
+def test_a_rank_that_stops_twice_is_not_starved(tmp_path: Path) -> None:
+    """A job that stands still for six minutes works again and hangs: means of five minutes mix work and waiting."""
+    devices = []
+    for gpu, stopped in enumerate(FOUR_H100):
+        parts = (BEFORE, profiles.BALANCED), (6.0, stopped), (6.0, profiles.BALANCED), (IN_TIME, stopped)
+        story = [minutes(length, _gauges(values)) for length, values in parts]
+        devices.append(Device("twice-hanging", gpu, story, owner=rank("twice", gpu)))
+    starved = 'last_over_time(ALERTS{alertstate="firing", alertname="GpuStragglerStarved"}[1d])'
+    case = _case([devices])
+    check(tmp_path, [Case(case.name, devices, [*case.expected, Expect(starved)])], rules=RULES)
+
+
 def _case(jobs: Sequence[Sequence[Device]]) -> Case:
     """Return a case in which the alert has fired on all ranks of the jobs that hang, and on no other."""
     fleet = [device for ranks in jobs for device in ranks]

@@ -13,7 +13,20 @@ from gpu_exporter.catalogue.failure_modes import loops
 from gpu_exporter.catalogue.failure_modes.loops import STEP_SECONDS, TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
 from tests import ROOT
-from tests.rules.loops import BUSY, Loop, Story, Stretch, changed, devices, paused, rules, scaled, series
+from tests.rules.loops import (
+    BUSY,
+    MEASURED,
+    Loop,
+    Story,
+    Stretch,
+    changed,
+    devices,
+    of_shares,
+    paused,
+    rules,
+    scaled,
+    series,
+)
 from tests.rules.promtool import COARSE, Case, Expect, check
 from tests.rules.series import Device, input_series, minutes, rank
 
@@ -217,6 +230,12 @@ def test_stragglers_by_self_time(tmp_path: Path) -> None:
         *map(stragglers, ("even", "noisy", "cheap")),
         ranks=6,
     )
+
+
+def test_stragglers_by_measured_times(tmp_path: Path) -> None:
+    """Where the GPU measures self times, one that stands out is named. In a launch-bound job, one is always last."""
+    stories = {name: [Stretch(SHORT, of_shares(name, own, waits))] for name, (own, waits, _) in MEASURED.items()}
+    jobs(tmp_path, stories, *(stragglers(name, *slow) for name, (_, _, slow) in MEASURED.items()), ranks=4)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -48,7 +48,9 @@ def diagnoses(path: Path, phase: str) -> tuple[Diagnosis, ...]:
 @cache
 def _read(path: Path, phase: str) -> tuple[Window, float]:
     recorded = scrapes(path, phase)
-    return seen(recorded, {}, job="job"), recorded[-1].at - recorded[0].at
+    window = seen(recorded, {}, job="job")
+    window.is_brief = False  # each phase stands for work that goes on like that
+    return window, recorded[-1].at - recorded[0].at
 
 
 @lru_cache(maxsize=2)

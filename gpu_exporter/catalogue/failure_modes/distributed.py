@@ -94,6 +94,8 @@ STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
     And(c.TRAFFIC, Compare(_IDLER, ">=", STARVED_GAP)),
 )
+# The means of a job that hangs still have the work of the minutes before.
+HAS_STOPPED = And(Compare(c.NVLINK, ">=", c.TALKING), Compare(Over(s.NVLINK), "<", c.TALKING), name="has_stopped")
 LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP))
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
@@ -110,7 +112,7 @@ SLOWER = And(
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", c.ALL_RANKS), name="all_launch")
 STARVED_STRAGGLER = Unless(
-    Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH, LAUNCH_ORDER)), LOOP_PAUSES, name="starved_straggler"
+    Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH, LAUNCH_ORDER, HAS_STOPPED)), LOOP_PAUSES, name="starved_straggler"
 )
 SLOW_STRAGGLER = Unless(
     Unless(
@@ -242,7 +244,8 @@ MODES = (
             "Rank 0: write checkpoints asynchronously, log less often.",
         ),
         wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action; it is not "
-        "reported if a [step timer](../training.md) in its loop marks the checkpoint. Where kernels do not fill the GPUs, a "
+        "reported if a [step timer](../training.md) in its loop marks the checkpoint. A rank is not reported while its job moves "
+        "nothing over NVLink, so one that stops its job for most of the time, a minute or longer at once, may be missed. Where kernels do not fill the GPUs, a "
         "job may be launch-bound, so that the idlest rank only launches last; a smaller straggler is then found by its step "
         "timer alone. Pipeline "
         "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
@@ -358,14 +361,14 @@ MODES = (
         30 * MINUTE,
         Action.NONE,
         "Job {job} spends most of its time on communication (seen on {gpu})",
-        "No fault of a single GPU. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
+        "No rank stands out by its counters. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
         "communicate less: overlap with computation, larger batches, gradient accumulation, another sharding.",
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
         And(WAITS.condition, Compare(PeerShare(WAITS), ">=", c.ALL_RANKS), name="communicates"),
         scope=Scope.JOB,
         cause=Cause.PEERS,
         meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "
-        "and no single rank causes it.",
+        "and by the counters, no rank is slower than the others.",
         impact="The GPUs spend most of each step communicating. The job would be faster with better overlap, and might "
         "lose little speed on fewer GPUs.",
         diagnosis=(
@@ -387,7 +390,9 @@ MODES = (
             "`NCCL_P2P_DISABLE`.",
         ),
         wrong="A benchmark of collectives is communication-bound on purpose. Decoding over many GPUs may be, too, "
-        "where latency matters more than cost. If a straggler alert fires for the same job, follow that first.",
+        "where latency matters more than cost. If a straggler alert fires for the same job, follow that first. A rank whose kernels "
+        "use as few SMs as the collective in which the others wait looks like them: only a [step timer](../training.md) or a "
+        "profiler trace of all ranks tells.",
     ),
     FailureMode(
         "GpuNvlinkImbalance",

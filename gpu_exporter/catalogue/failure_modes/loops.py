@@ -124,7 +124,7 @@ DATA_SHARE = Limit("dataShare", 0.2, "ratio", "share of time in the data loader,
 
 # What is a straggler, a slow job, and lost time, for Prometheus and `diagnose` alike: shares of a step, of the usual speed
 # and of the time.
-LEAST_EXCESS, SLOWER, LOST = 0.05, 0.8, 0.25
+LEAST_EXCESS, SLOWER, LOST = job_signals.LEAST_EXCESS, 0.8, 0.25
 _JOB = "on (cluster, namespace, workload, job_id)"
 _TIMER = "The alert needs a [step timer](../training.md) in the training loop and `--job-socket`."
 
@@ -246,7 +246,11 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         "fires if the excess of this rank is more than each of these:\n\n"
         f"- {100 * LEAST_EXCESS:g} % of a step\n"
         f"- how far ranks differ by chance: `{job_signals.DEVIATIONS} * ({job_signals.DEVIATION_OF_MEDIANS} * MAD + "
-        f"{job_signals.LEAST_SHARE} * median)`, with the median and the median absolute deviation (MAD) of the self times\n"
+        f"{job_signals.LEAST_SHARE} * median)`, with the median and the median absolute deviation (MAD) of the self times. Where "
+        "the GPU measures self times, it is enough that the rank is above the next one by 5 % of a step, and by "
+        f"{job_signals.STANDS_OUT:g} times as much as the other ranks differ. In a launch-bound job, where self time and waiting "
+        f"together exceed {job_signals.LAUNCH_BOUND:g} steps (`job:self_and_waiting:ratio`), it is at least "
+        f"{100 * job_signals.SHARE_OF_FEW:g} % of the median, because one of its ranks is always the last\n"
         "- what pauses explain: evaluations, checkpoints and compilations that only some ranks do\n\n"
         "With two or three ranks, the lowest self time replaces the median, and the second limit is "
         f"{100 * job_signals.SHARE_OF_FEW:g} % of it. Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "
@@ -267,8 +271,8 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         ),
         wrong="A pipeline stage or an expert with more work by design is a straggler, but not a fault. Self time cannot be "
         "measured if compiled code or DTensor calls the collectives, unless steps are sampled ([where self time comes "
-        "from](../training.md)). In a launch-bound job, a rank is reported only if its CPU needs at least a third longer for a "
-        "step than those of the others. " + _TIMER,
+        "from](../training.md)). In a launch-bound job, a rank that is less than a quarter slower than the others "
+        "is not reported: GpuStragglerLaunchBound may name it. " + _TIMER,
     ),
     FailureMode(
         "GpuJobSlower",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,7 +94,7 @@ def socket() -> Iterator[Path]:
     ],
 )
 def test_what_each_view_says(serve: Serve, socket: Path, failure: str, expected: Findings) -> None:
-    """The same in all of them, and nothing before."""
+    """The same in all of them, and nothing before; with `-s`, after how many seconds, as a table."""
     exporter = serve("--source", "simulated", "--gpus", "3", "--interval", "500ms", "--job-socket", str(socket))
     feed = UrlFeed(Remote(f"http://127.0.0.1:{exporter.port}"), Tracker(20.0))
 
@@ -116,16 +117,28 @@ def test_what_each_view_says(serve: Serve, socket: Path, failure: str, expected:
             "diagnose": lambda: of_diagnose(exporter),
             "diagnose --one-job": lambda: of_diagnose(exporter, "--one-job"),
         }
-        seconds: dict[str, float] = {}
-
-        def all_say() -> bool:
-            for name in views.keys() - seconds.keys():
-                if views[name]() == expected:
-                    seconds[name] = round(time.monotonic() - begun, 1)
-            return views.keys() == seconds.keys()
-
-        until(all_say, LIMIT, f"{expected} in every view")
-        print(failure, seconds)
+        with ThreadPoolExecutor(len(views)) as pool:
+            seconds = dict(zip(views, pool.map(lambda view: said(view, expected, begun), views.values()), strict=True))
+        print(f"\n{failure:<28}" + "".join(f"{name:>20}" for name in views))
+        for gpu, name in sorted({key for of_view in seconds.values() for key in of_view}):
+            times = (of_view.get((gpu, name)) for of_view in seconds.values())
+            cells = ("-" if after is None else f"{after:.1f} s" for after in times)
+            print(f"GPU {gpu}: {name:<21}" + "".join(f"{cell:>20}" for cell in cells))
         if failure == "kill":
             assert "training loop: rank 2 of job llm has ended" in exporter.log.read_text()
     feed.stop()
+
+
+def said(view: Callable[[], Findings], expected: Findings, begun: float) -> Mapping[tuple[str, str], float]:
+    """Wait until a view says what is expected; return after how many seconds it said what of which GPU first."""
+    seconds: dict[tuple[str, str], float] = {}
+
+    def says_all() -> bool:
+        found = view()
+        for gpu, names in found.items():
+            for name in names:
+                seconds.setdefault((gpu, name), time.monotonic() - begun)
+        return found == expected
+
+    until(says_all, LIMIT, f"{expected} in every view")
+    return seconds

@@ -11,6 +11,7 @@ from gpu_exporter.diagnosis.job_history import NodeHistory, PastJob, job_history
 from gpu_exporter.diagnosis.job_report import as_json, lines
 from gpu_exporter.diagnosis.job_sources import hosts
 from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptIncident, KeptUsage
+from tests.rules.loops import MEASURED
 
 
 def incident(cause: str, start: float, end: float, node: str, job: str = "ml/train", **others: Any) -> KeptIncident:
@@ -36,10 +37,15 @@ def test_what_belongs_together(found: Sequence[tuple[Any, ...]], causes: Sequenc
     assert [each.cause for each in joined(incident(*each) for each in found)] == expected
 
 
-def past_job(own: Sequence[float | None], incidents: Sequence[KeptIncident] = (), **others: Any) -> PastJob:
+def past_job(
+    own: Sequence[float | None],
+    incidents: Sequence[KeptIncident] = (),
+    each: Sequence[Mapping[str, float]] = (),
+    **others: Any,
+) -> PastJob:
     """Return the history of a job whose ranks have these self times in each of 1000 steps of a second.
 
-    `others` are fields of the first rank.
+    `each` are further fields of each rank, `others` those of the first.
     """
     gpus = [
         GpuUsage(f"GPU-{rank}", str(rank), rank=str(rank), job="ml/train", seconds=1000.0, steps=1000, step_seconds=1e3)
@@ -48,8 +54,9 @@ def past_job(own: Sequence[float | None], incidents: Sequence[KeptIncident] = ()
     for gpu, seconds in zip(gpus, own, strict=True):
         if seconds is not None:
             gpu.self_seconds, gpu.self_steps = seconds * 1000, 1000
-    for name, value in others.items():
-        setattr(gpus[0], name, value)
+    for gpu, fields in zip(gpus, [*each] or [others], strict=False):
+        for name, value in fields.items():
+            setattr(gpu, name, value)
     node = NodeHistory("node", "1", incidents=[*incidents], usage=[KeptUsage(0.0, 1000.0, gpus)])
     return job_history("train", 0.0, 1000.0, [node])
 
@@ -76,6 +83,13 @@ def past_job(own: Sequence[float | None], incidents: Sequence[KeptIncident] = ()
 def test_stragglers(own: Sequence[float | None], others: Mapping[str, Any], stragglers: Sequence[str]) -> None:
     """The live diagnosis judges the last seconds by the same rule: see test_training_loops.py."""
     assert [rank.rank for rank in past_job(own, **others).ranks if rank.excess] == stragglers
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_stragglers_by_measured_times(name: str) -> None:
+    own, waits, slow = MEASURED[name]
+    waiting = [{"waiting_seconds": share * 1000} for share in waits]
+    assert [int(rank.rank) for rank in past_job(own, each=waiting).ranks if rank.excess] == list(slow)
 
 
 def test_a_rank_that_does_not_tell_its_self_time_is_not_compared() -> None:

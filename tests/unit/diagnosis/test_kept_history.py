@@ -187,6 +187,8 @@ def loop(taken: Snapshot, steps: float, job: str = "llm") -> Snapshot:
         Sample(Series(m.JOB_STEP, gpu, who, "_count"), steps),
         Sample(Series(m.JOB_STEP, gpu, who, "_sum"), steps * 2),
         Sample(Series(m.JOB_ACTIVITY, gpu, (*who, ("activity", "training"))), steps * 2),
+        Sample(Series(m.JOB_PHASE, gpu, (*who, ("phase", "waiting"))), steps / 2),
+        Sample(Series(m.JOB_PHASE, gpu, (*who, ("phase", "backward"))), steps),
     )
     return Snapshot(taken.at, "nvml", (*taken.samples, *rows), taken.gpus)
 
@@ -204,6 +206,7 @@ def test_what_gpus_did_for_a_job_is_kept(tmp_path: Path) -> None:
     assert {(gpu.job, gpu.job_id, gpu.rank) for gpu in gpus} == {("ml/train", "llm", "0")}
     assert sum(gpu.steps for gpu in gpus) == pytest.approx(210)
     assert sum(gpu.activity["training"] for gpu in gpus) == pytest.approx(420)
+    assert sum(gpu.waiting_seconds for gpu in gpus) == pytest.approx(105)
 
 
 def test_what_ranks_of_jobs_before_sent_is_forgotten() -> None:

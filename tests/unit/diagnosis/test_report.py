@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
-from gpu_exporter.diagnosis.report import as_dict, hint, lines
+from gpu_exporter.diagnosis.report import as_dict, hints_of, lines
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
 from tests.support import phases
@@ -57,12 +57,12 @@ def test_missing_signals_have_names() -> None:
 )
 def test_communicating_gpus_of_an_unknown_job(phase: str, job: str, text: str) -> None:
     """A straggler is found only with `--one-job`."""
-    assert hint(_recorded(phase, job)) == text
+    assert hints_of(_recorded(phase, job)) == (text, "")
 
 
 def test_one_communicating_gpu_has_no_other_rank() -> None:
     """Where no other GPU is watched, `--one-job` would not help."""
-    assert hint(_recorded(STRAGGLER, job="")[:1]) == ""
+    assert hints_of(_recorded(STRAGGLER, job="")[:1]) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import distributed
-from gpu_exporter.diagnosis.diagnose import diagnose
-from gpu_exporter.diagnosis.gather import RecordedScrapes
-from gpu_exporter.diagnosis.report import as_dict
+from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, diagnose
+from gpu_exporter.diagnosis.gather import RecordedScrapes, WatchedScrapes
+from gpu_exporter.diagnosis.report import as_dict, report_lines
+from gpu_exporter.diagnosis.result import diagnose_scrapes
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
 from gpu_exporter.diagnosis.window import seen
@@ -88,19 +89,39 @@ def stragglers(begins: Sequence[float], engines: Sequence[float], idle: float) -
 LAUNCHES = {m.GR_ENGINE_ACTIVE: 0.95, m.SM_ACTIVE: 0.1, m.DRAM_ACTIVE: 0.002, m.NVLINK_TX: 4e9, m.NVLINK_RX: 4e9}
 
 
-@pytest.mark.parametrize(("seconds", "last"), [(20.0, set()), (300.0, {"2"})])
-def test_only_minutes_tell_who_is_always_last(seconds: float, last: set[str]) -> None:
+def _launch_bound(seconds: int) -> list[Scrape]:
     """Recorded on four H100s: in 16 s of a balanced launch-bound job with FSDP2, the third rank was the last one."""
+    samples = [
+        ScrapedSample(metric.name, {"UUID": f"GPU-{rank}", "gpu": str(rank)}, value)
+        for rank, engine in enumerate((0.999, 0.998, 0.375, 0.84))
+        for metric, value in {**LAUNCHES, m.PCIE_RX: 4e9, m.GR_ENGINE_ACTIVE: engine}.items()
+    ]
+    return [Scrape(1.7e9 + at, samples) for at in range(seconds)]
+
+
+def _last(found: Sequence[Diagnosis]) -> tuple[set[str], set[str]]:
+    """Return which GPUs are stragglers, and of which only minutes could tell."""
+    named = {each.identity.gpu for each in found if STRAGGLERS & {match.mode.name for match in each.matches}}
+    return named, {each.identity.gpu for each in found if MINUTES in each.unknown.get(distributed.ALWAYS_LAST, ())}
+
+
+@pytest.mark.parametrize(("seconds", "last"), [(20.0, (set(), {"2"})), (300.0, ({"2"}, set()))])
+def test_only_minutes_tell_who_is_always_last(seconds: float, last: tuple[set[str], set[str]]) -> None:
     rolling = RollingWindow(seconds, job="job")
-    for at in range(320):
-        samples = [
-            ScrapedSample(metric.name, {"UUID": f"GPU-{rank}", "gpu": str(rank)}, value)
-            for rank, engine in enumerate((0.999, 0.998, 0.375, 0.84))
-            for metric, value in {**LAUNCHES, m.PCIE_RX: 4e9, m.GR_ENGINE_ACTIVE: engine}.items()
-        ]
-        rolling.add(1.7e9 + at, samples_by_name(samples))
-    found = diagnose(rolling.recent())
-    assert {each.identity.gpu for each in found if STRAGGLERS & {match.mode.name for match in each.matches}} == last
+    for scrape in _launch_bound(320):
+        rolling.add(scrape.at, samples_by_name(scrape.samples))
+    assert _last(diagnose(rolling.recent())) == last
+
+
+@pytest.mark.parametrize(("seconds", "last"), [(21, (set(), {"2"})), (301, ({"2"}, set()))])
+def test_a_short_watch_says_what_only_minutes_tell(seconds: int, last: tuple[set[str], set[str]]) -> None:
+    """Also one of two scrapes, as of an exporter that is asked."""
+    scrapes = _launch_bound(seconds)
+    for watched in (scrapes, [scrapes[0], scrapes[-1]]):
+        found = diagnose_scrapes(WatchedScrapes(watched, "http://node:9400", seconds), "job")
+        assert _last(found.diagnoses) == last
+        text = " ".join(report_lines(found, every=False, verbose=False, price=None))
+        assert ("GPU 2 was the last to launch in a launch-bound job." in text) == (seconds < 300)
 
 
 @pytest.mark.parametrize("idle", [0.0, 60.0])

@@ -14,7 +14,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
-from tests.rules.loops import COUNTER, Loop, Story, Stretch, changed, paused, scaled
+from tests.rules.loops import COUNTER, MEASURED, Loop, Story, Stretch, changed, of_shares, paused, scaled
 
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 HOUR = 60.0
@@ -121,6 +121,30 @@ def test_a_straggler_of_few_steps(seconds: float, slow: set[str]) -> None:
     """Two steps a second: the first ones differ by chance, and ten are needed for a verdict within 20 s."""
     story = [Stretch(seconds / 60, TrainingLoop("job", own=1.25))]
     assert found(story) == {rank: {"GpuJobStraggler"} for rank in slow}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_stragglers_by_measured_times(name: str) -> None:
+    own, waits, slow = MEASURED[name]
+    story = [Stretch(0.5, of_shares("job", own, waits))]
+    assert found(story) == {str(rank): {"GpuJobStraggler"} for rank in slow}
+
+
+@pytest.mark.parametrize(("seconds", "slow"), [(10, set()), (20, {"1"})])
+def test_a_rank_that_stands_out_does_so_in_both_halves(seconds: float, slow: set[str]) -> None:
+    """Self times vary with the batch: here, rank 1 was slow in the first seconds of a window of 20 s, or in all."""
+    usual, waits = (0.7, 0.72, 0.72, 0.68), (0.25, 0.25, 0.25, 0.25)
+    longer = of_shares("job", (0.7, 0.83 + 0.12 * (seconds < 20), 0.72, 0.68), waits)
+    story = [Stretch(seconds / 60, longer), Stretch((21 - seconds) / 60, of_shares("job", usual, waits))]
+    assert found(story) == {rank: {"GpuJobStraggler"} for rank in slow}
+
+
+def test_a_launch_bound_job_is_judged_over_a_whole_window() -> None:
+    """Half of it would do elsewhere: within seconds, one of its ranks is the last by chance."""
+    own, waits, (slow,) = MEASURED["launch-bound-and-slow"]
+    loop = of_shares("job", own, waits)
+    assert found([Stretch(12 / 60, loop)]) == {}
+    assert found([Stretch(22 / 60, loop)]) == {str(slow): {"GpuJobStraggler"}}
 
 
 @pytest.mark.parametrize(("seconds", "slow"), [(8, set()), (70, {"3"})])
