@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -329,9 +329,9 @@ def evaluating(folder: Path, promtool: Path) -> Iterator[Prometheus]:
             stderr=output,
         )
     try:
-        prometheus = Prometheus(process.pid, port, log)
-        until(prometheus.ready, timeout=30, what="Prometheus' start")
-        yield prometheus
+        with closing(Prometheus(process.pid, port, log)) as prometheus:
+            until(prometheus.ready, timeout=30, what="Prometheus' start")
+            yield prometheus
     finally:
         process.kill()
         process.wait()

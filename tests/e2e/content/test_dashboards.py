@@ -95,6 +95,11 @@ SCHEDULED = "simulated"
 PATIENT = ("GpuJobSlower", "GpuJobMfuDropped")
 ASKED = {text for board in panels.BOARDS.values() for text in panels.expressions(board)}
 ALERTS = {name for text in ASKED for name in re.findall(r'alertname="(\w+)"', text)} - set(PATIENT)
+# Clusters with alerts, but without costs of incidents six seconds ago.
+WITHOUT_INCIDENTS = (
+    'count by (cluster) (ALERTS{alertstate="firing"}) unless on (cluster) '
+    "count by (cluster) (incident:open:usd_per_hour offset 6s)"
+)
 # What selects alerts on GPUs of some domains.
 OF_GPUS = {
     each
@@ -258,6 +263,8 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
                 "an alert on a GPU of each domain",
             )
             settled(lambda: problems_of_sawtooth(prometheus), 60)
+            # Incidents are made of alerts, and their costs of incidents, each a few evaluations later.
+            until(lambda: not prometheus.query(WITHOUT_INCIDENTS), 60, "incidents in each cluster with alerts")
             answered: set[str] = set()
 
             def wrong() -> list[str]:
