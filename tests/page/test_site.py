@@ -88,6 +88,7 @@ LINK = re.compile(r'(?:href|src)="([^"]*)"')
 ID = re.compile(r'\bid="?([^"\s>]+)')
 
 
+@pytest.mark.slowest
 def test_links(site: Path) -> None:
     """Each link of each page leads to a file and an anchor; nothing is loaded from elsewhere."""
     pages = {path.relative_to(site / "9.9").as_posix(): path.read_text("utf-8") for path in site.rglob("9.9/**/*.html")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,16 @@ def write_needed(rules: Path, target: Path, alerts: Collection[str] = ()) -> Non
 
 def bundled(folder: Path, part: str) -> Path:
     """Write the rules of the two levels (`levels`) or for vmalert (`vmalert`), and return their new folder."""
-    for path, text in bundle.PARTS["alerts"](bundle.BundleChoice()):
+    for path, text in _of_bundle():
         if path.startswith(f"{part}/"):
             (folder / part).mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
     return folder / part
+
+
+@cache
+def _of_bundle() -> Sequence[tuple[str, str]]:
+    return tuple(bundle.PARTS["alerts"](bundle.BundleChoice()))
 
 
 def write_read(rules: Sequence[Path], target: Path, expressions: Sequence[str], alerts: Collection[str]) -> None:

@@ -40,6 +40,7 @@ def test_two_levels_raise_the_same_alerts(tmp_path: Path) -> None:
     check(tmp_path, [CASE], rules=[needed(tmp_path, "levels")])
 
 
+@pytest.mark.slowest
 def test_vmalert_raises_the_same_alerts(tmp_path: Path) -> None:
     """With holds and `keep_firing_for`, from the same samples."""
     content = dict(CASE.rendered())

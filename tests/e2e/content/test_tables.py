@@ -119,6 +119,7 @@ def wrong(prometheus: Prometheus, boards: Mapping[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.slowest
 def test_tables_and_panels(prometheus: Prometheus) -> None:
     """Each table has a row for each key, with all its values; no visible panel is without data."""
     found = wrong(prometheus, BOARDS)
