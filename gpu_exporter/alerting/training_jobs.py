@@ -20,6 +20,8 @@ JOB_KEY = "cluster, namespace, workload, job_id"
 _PLACE = "node, gpu, modelName, namespace, workload"
 OF_RANK = ("node", "gpu", "namespace", "workload", "job_id", "rank")
 OF_JOB = ("namespace", "workload", "job_id")
+# An aggregation drops labels that a store or a ruler adds to what is recorded.
+_SAME_JOB = f"on ({JOB_KEY})"
 IN_PAUSE = f'activity=~"{"|".join(j.PAUSES)}"'
 
 
@@ -102,8 +104,8 @@ _DEVIATION = f"{j.DEVIATION_OF_MEDIANS} * {_median(f'abs({SELF_EXCESS.record})')
 SELF_MARGIN = _job(
     "self_margin:seconds",
     "How far the self time of a rank may be above the usual one by chance",
-    f"({j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record}))\n"
-    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}\nor\n{j.SHARE_OF_FEW} * {SELF_USUAL.record}",
+    f"({j.DEVIATIONS} * ({_DEVIATION} + {_SAME_JOB} {j.LEAST_SHARE} * {SELF_USUAL.record}))\n"
+    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}\nor {_SAME_JOB}\n{j.SHARE_OF_FEW} * {SELF_USUAL.record}",
 )
 PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
@@ -142,7 +144,7 @@ _TRAINS = f"({_of_job('sum', placed(rank_rate(IN_TRAINING)))} > 0)"
 SPEED = _job(
     "speed:per_second",
     "Speed of a rank while it trains: tokens per second, or samples, or steps",
-    f"(\n{TOKENS.record}\nor {SAMPLES.record}\nor {_STEPPED}\n)\n/ {_TRAINS}",
+    f"(\n{TOKENS.record}\nor {SAMPLES.record}\nor {_SAME_JOB} {_STEPPED}\n)\n/ {_SAME_JOB} {_TRAINS}",
 )
 SPEED_USUAL = _job(
     "speed_usual:per_second",
@@ -190,7 +192,7 @@ LOST = _job(
 TYPICAL = _job(
     "step_typical:seconds",
     "Duration of a step, median of the last hour",
-    f"quantile_over_time(0.5, {JOB_STEP.record}[1h])\nor\n"
+    f"quantile_over_time(0.5, {JOB_STEP.record}[1h])\nor {_SAME_JOB}\n"
     + "\n/\n".join(
         f"({_of_job('sum', placed(f'max by ({RANK_KEY}) ({m.JOB_STEP}_{part})'))} > 0)" for part in ("sum", "count")
     ),
@@ -259,7 +261,8 @@ _SINCE_PAUSE = f"(time() - max_over_time({PAUSED_AT.record}[1h]))"
 STANDSTILL = _job(
     "standstill:seconds",
     "Time since a rank of the job last completed a step, or was not training",
-    f"({_SINCE_STEP} <= {_SINCE_PAUSE})\nor\n({_SINCE_PAUSE} and {_SINCE_STEP})\nor\n{_SINCE_STEP}",
+    f"({_SINCE_STEP} <= {_SAME_JOB} {_SINCE_PAUSE})\nor {_SAME_JOB}\n"
+    f"({_SINCE_PAUSE} and {_SAME_JOB} {_SINCE_STEP})\nor {_SAME_JOB}\n{_SINCE_STEP}",
 )
 # What says that a job stalls must be recorded soon.
 PROMPT = (PAUSED_AT, STANDSTILL)
