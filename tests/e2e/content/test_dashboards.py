@@ -253,9 +253,14 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
         kube = {"targets": [f"127.0.0.1:{port}"], "labels": of_kube}
         config = {"static_configs": [gone, without_gpus, kube, *(target.config for target in targets)]}
         with scraping(tmp_path, "1s", config, rule_files=at_once(folder), evaluation_interval="2s") as prometheus:
-            until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
+            until(
+                lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8,
+                30,
+                "the eighth scrape",
+                every=0.5,
+            )
             starved = 'count(ALERTS{alertname="GpuStragglerStarved"})'
-            until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts")
+            until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts", every=0.5)
             # Groups of rules are evaluated one after another, at times of their own.
             settled(lambda: sorted(ALERTS - firing(prometheus)), 60)
             until(
@@ -265,7 +270,9 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
             )
             settled(lambda: problems_of_sawtooth(prometheus), 60)
             # Incidents are made of alerts, and their costs of incidents, each a few evaluations later.
-            until(lambda: not prometheus.query(WITHOUT_INCIDENTS), 60, "incidents in each cluster with alerts")
+            until(
+                lambda: not prometheus.query(WITHOUT_INCIDENTS), 60, "incidents in each cluster with alerts", every=0.5
+            )
             answered: set[str] = set()
 
             def wrong() -> list[str]:
