@@ -10,12 +10,14 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.diagnosis import kept_history
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample
 from gpu_exporter.diagnosis.window import DeviceIdentity
 from gpu_exporter.reports.masking import Names
+from tests.support.tools import LIMIT
 from tests.unit.diagnosis.test_kept_history import straggler
 
 pytestmark = pytest.mark.slow
@@ -57,9 +59,11 @@ def samples(job: int, steps: float) -> list[ScrapedSample]:
     return found
 
 
-def test_thirty_days(tmp_path: Path) -> None:
+def test_thirty_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs all the time, another one each day, each hour an incident of ten minutes that hits all GPUs, and one of
     severity `info` that lasts for the whole month."""
+    # What waits for a disk, or for a core, is in memory meanwhile.
+    monkeypatch.setattr(kept_history, "CLOSE_SECONDS", LIMIT)
     kept = KeptHistory(tmp_path)
     tracemalloc.start()
     first_day = 0
