@@ -117,7 +117,7 @@ NODE_ALLOCATED = Aggregate(
   * on ({_POD}) group_left () {_ALIVE}
   unless on ({_POD}) {_UNSCHEDULABLE}
 )
-or
+or on (cluster, node, resource)
 {NODE_ALLOCATABLE.record} * 0""",
     ("node", "resource"),
 )
@@ -155,7 +155,7 @@ def _waiting(of: Aggregate, level: str, help: str) -> Aggregate:
     by = ("namespace", "resource") if level == "namespace" else ("resource",)
     expression = f"sum by ({', '.join(('cluster', *by))}) ({of.record})"
     if level == "cluster":  # 0 if no pod waits
-        expression = f"{expression}\nor\n{CLUSTER_ALLOCATABLE.record} * 0"
+        expression = f"{expression}\nor on (cluster, resource)\n{CLUSTER_ALLOCATABLE.record} * 0"
     return Aggregate(of.record.replace("pod:", f"{level}:"), help, expression, by)
 
 

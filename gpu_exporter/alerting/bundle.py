@@ -103,8 +103,8 @@ def write(folder: Path, parts: Sequence[str], chosen: BundleChoice) -> list[str]
     The folder must be empty, new, or hold a bundle: then the files of these parts that no longer exist are removed.
     Raises GpuExporterError otherwise.
     """
-    files = {f"{name}/{path}": text for name in parts for path, text in PARTS[name](chosen)}
     before = _written(folder)
+    files = {f"{name}/{path}": text for name in parts for path, text in PARTS[name](chosen)}
     folder.mkdir(parents=True, exist_ok=True)
     _list(folder, {*before, *files})  # first, so that the command can be repeated if it is interrupted
     gone = {path for path in before if path.partition("/")[0] in parts and path not in files}

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import cache
 from io import StringIO
 
 from gpu_exporter.alerting import banner
@@ -106,6 +107,7 @@ def fields(which: Generation) -> tuple[Field, ...]:
     return tuple(found.values())
 
 
+@cache
 def exposed(*, full: bool = False, host: bool = False, jobs: bool = False) -> frozenset[str]:
     """Return the names of the series that gpu-exporter exposes; with `host`, those of `--host-evidence`, too, and with
     `jobs` those of `--job-socket`."""

@@ -20,6 +20,8 @@ JOB_KEY = "cluster, namespace, workload, job_id"
 _PLACE = "node, gpu, modelName, namespace, workload"
 OF_RANK = ("node", "gpu", "namespace", "workload", "job_id", "rank")
 OF_JOB = ("namespace", "workload", "job_id")
+# An aggregation drops labels that a store or a ruler adds to what is recorded.
+_SAME_JOB = f"on ({JOB_KEY})"
 IN_PAUSE = f'activity=~"{"|".join(j.PAUSES)}"'
 
 
@@ -116,18 +118,21 @@ _DEVIATION = f"{j.DEVIATION_OF_MEDIANS} * {_median(f'abs({SELF_EXCESS.record})')
 SELF_SPREAD = _job(
     "self_spread:seconds",
     "How far self times are above the usual one by chance, by their median absolute deviation; of four or more ranks",
-    f"{j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record})\n"
+    f"{j.DEVIATIONS} * ({_DEVIATION} + {_SAME_JOB} {j.LEAST_SHARE} * {SELF_USUAL.record})\n"
     f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}",
 )
 _OF_FEW, _LEAST = f"{j.SHARE_OF_FEW} * {SELF_USUAL.record}", f"{j.LEAST_EXCESS} * {JOB_STEP.record}"
-_APART = f"{j.STANDS_OUT:g} * ({SELF_NEXT.record} - {_of_job('min', SELF.record)})"
-_STANDS_OUT = f"{SELF_NEXT.record} - {SELF_USUAL.record} + ({_APART} >= {_LEAST} or {_LEAST})"
+_APART = f"{j.STANDS_OUT:g} * ({SELF_NEXT.record} - {_SAME_JOB} {_of_job('min', SELF.record)})"
+_STANDS_OUT = (
+    f"{SELF_NEXT.record} - {SELF_USUAL.record} + {_SAME_JOB} "
+    f"({_APART} >= {_SAME_JOB} {_LEAST} or {_SAME_JOB} {_LEAST})"
+)
 SELF_MARGIN = _job(
     "self_margin:seconds",
     "How far the self time of a rank may be above the usual one by chance",
-    f"({_STANDS_OUT} < {SELF_SPREAD.record} and {BUSY.record} <= {j.LAUNCH_BOUND})\nor\n"
-    f"({SELF_SPREAD.record} unless {BUSY.record} > {j.LAUNCH_BOUND})\nor\n"
-    f"({SELF_SPREAD.record} > {_OF_FEW})\nor\n{_OF_FEW}",
+    f"({_STANDS_OUT} < {_SAME_JOB} {SELF_SPREAD.record} and {_SAME_JOB} {BUSY.record} <= {j.LAUNCH_BOUND})\n"
+    f"or {_SAME_JOB}\n({SELF_SPREAD.record} unless {BUSY.record} > {j.LAUNCH_BOUND})\n"
+    f"or {_SAME_JOB}\n({SELF_SPREAD.record} > {_OF_FEW})\nor {_SAME_JOB}\n{_OF_FEW}",
 )
 PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
@@ -166,7 +171,7 @@ _TRAINS = f"({_of_job('sum', placed(rank_rate(IN_TRAINING)))} > 0)"
 SPEED = _job(
     "speed:per_second",
     "Speed of a rank while it trains: tokens per second, or samples, or steps",
-    f"(\n{TOKENS.record}\nor {SAMPLES.record}\nor {_STEPPED}\n)\n/ {_TRAINS}",
+    f"(\n{TOKENS.record}\nor {SAMPLES.record}\nor {_SAME_JOB} {_STEPPED}\n)\n/ {_SAME_JOB} {_TRAINS}",
 )
 SPEED_USUAL = _job(
     "speed_usual:per_second",
@@ -214,7 +219,7 @@ LOST = _job(
 TYPICAL = _job(
     "step_typical:seconds",
     "Duration of a step, median of the last hour",
-    f"quantile_over_time(0.5, {JOB_STEP.record}[1h])\nor\n"
+    f"quantile_over_time(0.5, {JOB_STEP.record}[1h])\nor {_SAME_JOB}\n"
     + "\n/\n".join(
         f"({_of_job('sum', placed(f'max by ({RANK_KEY}) ({m.JOB_STEP}_{part})'))} > 0)" for part in ("sum", "count")
     ),
@@ -286,7 +291,8 @@ _SINCE_PAUSE = f"(time() - max_over_time({PAUSED_AT.record}[1h]))"
 STANDSTILL = _job(
     "standstill:seconds",
     "Time since a rank of the job last completed a step, or was not training",
-    f"({_SINCE_STEP} <= {_SINCE_PAUSE})\nor\n({_SINCE_PAUSE} and {_SINCE_STEP})\nor\n{_SINCE_STEP}",
+    f"({_SINCE_STEP} <= {_SAME_JOB} {_SINCE_PAUSE})\nor {_SAME_JOB}\n"
+    f"({_SINCE_PAUSE} and {_SAME_JOB} {_SINCE_STEP})\nor {_SAME_JOB}\n{_SINCE_STEP}",
 )
 # What says that a job stalls must be recorded soon.
 PROMPT = (PAUSED_AT, STANDSTILL)

@@ -579,6 +579,7 @@ def test_gpus_that_are_attached_together_are_watched_together(
     assert {call[2] for call in four if call[0] == "group_add"} == {EntityGroup.GPU}
 
 
+@pytest.mark.slowest
 def test_a_host_engine_that_falls_behind_is_asked_for_less(
     engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

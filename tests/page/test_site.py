@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import threading
@@ -15,7 +16,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from release.site.__main__ import build, write_versions
-from tests.page.conftest import OpenTab
+from tests.page.conftest import OpenTab, Tab
 from tests.support.shared import made_once
 
 FIX = "fix: correct the link, or release/site/"
@@ -76,10 +77,18 @@ def search(page: Page, words: str, first: str) -> None:
     expect(page.locator(".md-search-result__item").first.locator("h1, h2").get_by_text(first).first).to_be_visible()
 
 
+def without_search(opened: Tab, site: Path) -> Tab:
+    """Give its pages an index of no page: each spends half a second of CPU on the whole one, without being asked."""
+    index = json.loads((site / "9.9/search/search_index.json").read_text("utf-8"))
+    opened.page.route("**/search_index.json", lambda route: route.fulfill(json={**index, "docs": []}))
+    return opened
+
+
 LINK = re.compile(r'(?:href|src)="([^"]*)"')
 ID = re.compile(r'\bid="?([^"\s>]+)')
 
 
+@pytest.mark.slowest
 def test_links(site: Path) -> None:
     """Each link of each page leads to a file and an anchor; nothing is loaded from elsewhere."""
     pages = {path.relative_to(site / "9.9").as_posix(): path.read_text("utf-8") for path in site.rglob("9.9/**/*.html")}
@@ -135,9 +144,9 @@ def test_versions_and_diagrams(tab: OpenTab, address: str) -> None:
     expect(page.locator("pre.mermaid")).to_have_count(0)
 
 
-def test_phone(tab: OpenTab, address: str) -> None:
+def test_phone(tab: OpenTab, address: str, site: Path) -> None:
     """No page is wider than a small phone; tables and code scroll within it."""
-    page = tab(viewport={"width": 360, "height": 760}).page
+    page = without_search(tab(viewport={"width": 360, "height": 760}), site).page
     for name in PHONE:
         page.goto(address + name)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
@@ -152,9 +161,9 @@ def test_without_a_server(tab: OpenTab, site: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility(tab: OpenTab, address: str, scheme: str) -> None:
+def test_accessibility(tab: OpenTab, address: str, site: Path, scheme: str) -> None:
     """axe-core finds nothing but faults of Material for MkDocs: names of its dialog, its landmarks and its version."""
-    opened = tab(color_scheme=scheme)
+    opened = without_search(tab(color_scheme=scheme), site)
     for name in ("guides/idle-gpu.html", "metrics.html", "python.html"):
         opened.page.goto(address + name)
         expect(opened.page.locator(".md-version__current")).to_be_visible()

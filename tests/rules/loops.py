@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.loops import PHASES, SELF_SHARE, TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
 from gpu_exporter.model.job_message import WAITING
+from tests.rules.needed import rule_groups
 from tests.rules.promtool import RULES
 from tests.rules.series import Device, minutes, rank
 from tests.rules.shapes import STEP, Part, notation
@@ -68,11 +68,8 @@ def parts(key: str, story: Story) -> Iterable[Part]:
 
 def rules(folder: Path) -> list[Path]:
     """Write the committed rules that training loops need, and return their files: all of them take much longer."""
-    groups = [
-        group for path in RULES for group in yaml.safe_load(path.read_text())["groups"] if group["name"] in GROUPS
-    ]
     path = folder / "rules.yaml"
-    path.write_text(yaml.safe_dump({"groups": groups}, sort_keys=False))
+    path.write_text(json.dumps({"groups": [each for each in rule_groups(tuple(RULES)) if each["name"] in GROUPS]}))
     return [path]
 
 

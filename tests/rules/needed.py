@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,22 @@ _MATCHER = re.compile(r'\b(alertname|domain)(=~?)"([^"]*)"')
 
 def write_needed(rules: Path, target: Path, alerts: Collection[str] = ()) -> None:
     """Write the alerts of a folder of rules, or only these, and the recorded series that they read directly or not."""
-    groups = _groups(tuple(sorted(rules.glob("*.yaml"))))
+    groups = rule_groups(tuple(sorted(rules.glob("*.yaml"))))
     _write(groups, target, lambda rule: "alert" in rule and (rule["alert"] in alerts or not alerts))
 
 
 def bundled(folder: Path, part: str) -> Path:
     """Write the rules of the two levels (`levels`) or for vmalert (`vmalert`), and return their new folder."""
-    for path, text in bundle.PARTS["alerts"](bundle.BundleChoice()):
+    for path, text in _of_bundle():
         if path.startswith(f"{part}/"):
             (folder / part).mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
     return folder / part
+
+
+@cache
+def _of_bundle() -> Sequence[tuple[str, str]]:
+    return tuple(bundle.PARTS["alerts"](bundle.BundleChoice()))
 
 
 def write_read(rules: Sequence[Path], target: Path, expressions: Sequence[str], alerts: Collection[str]) -> None:
@@ -51,7 +56,7 @@ def write_read(rules: Sequence[Path], target: Path, expressions: Sequence[str], 
             return rule["alert"] in alerts or any(_selects(matchers, has) for matchers in selectors)
         return rule["record"] in text
 
-    _write(_groups(tuple(rules)), target, is_read)
+    _write(rule_groups(tuple(rules)), target, is_read)
 
 
 def _selects(matchers: Sequence[tuple[str, str, str]], labels: Mapping[str, str]) -> bool:
@@ -77,5 +82,6 @@ def _write(groups: Sequence[Group], target: Path, asked: Callable[[Rule], bool])
 
 
 @lru_cache(maxsize=4)
-def _groups(files: tuple[Path, ...]) -> Sequence[Group]:
+def rule_groups(files: tuple[Path, ...]) -> Sequence[Group]:
+    """Return the groups of rules in files, which are read once. Change none of them."""
     return [group for path in files for group in yaml.load(path.read_text(), Loader=yaml.CSafeLoader)["groups"]]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gpu_exporter.catalogue.failure_modes import EFFECTS
 from tests.rules import promtool
+from tests.rules.needed import rule_groups
 from tests.rules.promtool import BY_NAME, COARSE, RULES, Case, Expect, check, firing, never_fired, now_firing, promtools
 from tests.rules.series import Device, Generation, injected, minutes, rank
 from tests.rules.test_allocation import GPU, Node, Pod, check_cluster, cluster
@@ -40,7 +40,7 @@ def test_it_is_linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_its_rules_are_those_of_alerts() -> None:
     """So that the other tests of rules are tests of the chart, too."""
-    groups = {group["name"]: group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]}
+    groups = {group["name"]: group for group in rule_groups(tuple(RULES))}
 
     assert {group["name"]: group for group in chart.rules({})["groups"]} == groups
 

@@ -14,13 +14,12 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +39,7 @@ from gpu_exporter.conditions.tree import Condition, Leaf, Limits, OfRanks, Over,
 from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from tests import ROOT
+from tests.rules.needed import rule_groups
 from tests.rules.promtool import promtools
 from tests.rules.series import histograms
 from tests.support.alerting import without_count
@@ -299,15 +299,14 @@ def blocks(fleet: Fleet, folder: Path, promtool: Path) -> None:
 
 def rule_file() -> str:
     """Write all rules that read signals in one group."""
-    signals = {signal.record for signal in SIGNALS}
+    signals, domains = {signal.record for signal in SIGNALS}, sorted({mode.domain.value for mode in MODES})
     found = [
         {
             name: value
             for name, value in {**rule, "expr": without_count(rule["expr"])}.items()
             if name != "keep_firing_for"
         }
-        for path in ("recording", *sorted({mode.domain.value for mode in MODES}))
-        for group in yaml.safe_load((ROOT / "alerts" / f"{path}.yaml").read_text())["groups"]
+        for group in rule_groups(tuple(ROOT / f"alerts/{name}.yaml" for name in ("recording", *domains)))
         if group["name"] not in ("gpu-identity", "gpu-accounting")
         for rule in group["rules"]
         if rule.get("record") not in signals
@@ -329,9 +328,9 @@ def evaluating(folder: Path, promtool: Path) -> Iterator[Prometheus]:
             stderr=output,
         )
     try:
-        prometheus = Prometheus(process.pid, port, log)
-        until(prometheus.ready, timeout=30, what="Prometheus' start")
-        yield prometheus
+        with closing(Prometheus(process.pid, port, log)) as prometheus:
+            until(prometheus.ready, timeout=30, what="Prometheus' start")
+            yield prometheus
     finally:
         process.kill()
         process.wait()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-import yaml
-
+from tests.rules.needed import rule_groups
 from tests.rules.promtool import RULES, promtools
 
 
@@ -25,5 +24,5 @@ def test_two_versions_of_prometheus() -> None:
 
 def test_group_names_are_unique() -> None:
     """So that one PrometheusRule can have the groups of all files."""
-    names = [group["name"] for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+    names = [group["name"] for group in rule_groups(tuple(RULES))]
     assert len(names) == len(set(names))

@@ -134,6 +134,7 @@ def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:
 GENERATIONS = list(Generation) if is_long() else [Generation.GPU_EXPORTER]
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda each: each.value)
 def test_injected_fires_and_healthy_does_not(tmp_path: Path, generation: Generation) -> None:
     soon = [mode for mode in OF_GPUS if lasts(mode) < SOON]

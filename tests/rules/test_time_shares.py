@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from gpu_exporter.conditions.evaluate import value
 from gpu_exporter.conditions.formulas import result
 from gpu_exporter.conditions.signal import PRESENCE_INFO
 from tests import ROOT
+from tests.rules.needed import rule_groups
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import Device, minutes, rank
 from tests.rules.test_conditions import draw
@@ -36,9 +36,8 @@ LEVELS: Mapping[str, Sequence[float]] = {NVLINK.name: (0.0, 2e9), FB_USED.name: 
 
 def group() -> Mapping[str, Any]:
     """Return the committed group of the rules of the shares."""
-    content = yaml.safe_load((ROOT / "alerts" / "recording.yaml").read_text())
-    (found,) = (each for each in content["groups"] if each["name"] == "gpu-time")
-    return dict(found)
+    (found,) = (each for each in rule_groups((ROOT / "alerts/recording.yaml",)) if each["name"] == "gpu-time")
+    return found
 
 
 def operands() -> list[str]:

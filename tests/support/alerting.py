@@ -158,7 +158,7 @@ def rules(folder: Path, hold: str, rate: str = RATE) -> list[Path]:
     """
     written = []
     for name in RULES:
-        content = yaml.safe_load((ALERTS / f"{name}.yaml").read_text())
+        content = yaml.load((ALERTS / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader)
         for group in content["groups"]:
             for rule in group["rules"]:
                 rule.pop("keep_firing_for", None)

@@ -16,7 +16,6 @@ from functools import cache, cached_property
 from typing import Any
 
 import promql_parser
-import yaml
 
 from content.dashboards.alert_table import ALERT_COLUMNS, SINGLE
 from gpu_exporter.alerting import (
@@ -45,6 +44,7 @@ from gpu_exporter.diagnosis.incidents import PlacedMode, incidents
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from tests import ROOT
+from tests.rules.needed import rule_groups
 from tests.support.prometheus import Prometheus
 
 # Those that show data.
@@ -155,7 +155,7 @@ SHARED = rules.shared_conditions()
 
 @cache
 def _recording_rules() -> Mapping[str, str]:
-    groups = yaml.safe_load((ROOT / "alerts/recording.yaml").read_text())["groups"]
+    groups = rule_groups((ROOT / "alerts/recording.yaml",))
     return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -26,17 +28,27 @@ class Prometheus:
     def __init__(self, pid: int, port: int, log: Path) -> None:
         self.pid, self.port, self.log = pid, port, log
         self._paused_at: float | None = None
+        # Of each thread, and kept open, because some tests ask thousands of queries.
+        self._connections: defaultdict[int, HTTPConnection] = defaultdict(
+            lambda: HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+        )
 
     def api(self, path: str, **parameters: str) -> Any:
         """Return the `data` of a response."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
+        connection = self._connections[threading.get_ident()]
         try:
             connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
             answer = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
+        except BaseException:
+            connection.close()  # the next request opens it again
+            raise
         assert answer["status"] == "success", answer
         return answer["data"]
+
+    def close(self) -> None:
+        """Close its connections."""
+        for connection in self._connections.values():
+            connection.close()
 
     def query(self, promql: str, at: float | None = None) -> list[float]:
         """Return the values of an instant query, now or at a Unix time."""
@@ -94,7 +106,7 @@ class Prometheus:
 
 def _hurried(path: Path, folder: Path) -> Path:
     """Return a copy of rules whose groups have no interval of their own, because tests cannot wait for minutes."""
-    content = yaml.safe_load(path.read_text())
+    content = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
     for group in content["groups"]:
         group.pop("interval", None)
     copy = folder / f"hurried-{path.stem}.json"
@@ -148,9 +160,9 @@ def scraping(
     with log.open("wb") as output:
         process = subprocess.Popen(arguments, stdout=output, stderr=output)
     try:
-        prometheus = Prometheus(process.pid, port, log)
-        until(prometheus.ready, what="Prometheus' start")
-        yield prometheus
+        with closing(Prometheus(process.pid, port, log)) as prometheus:
+            until(prometheus.ready, what="Prometheus' start")
+            yield prometheus
     finally:
         process.kill()
         process.wait()

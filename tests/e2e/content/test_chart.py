@@ -225,7 +225,7 @@ def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path)
     here = ("--state-dir", str(tmp_path / "state"), "--interval", "500ms")
     exporter = serve("--config", str(tmp_path / "config.yaml"), "--source", "simulated", "--gpus", "2", *here)
     rules = tmp_path / "rules.yaml"
-    rules.write_text(yaml.safe_dump(chart.rules({})))
+    rules.write_text(json.dumps(chart.rules({})))
     settings = config(tmp_path, exporter.port, {})
     with scraping(tmp_path, "1s", settings, rule_files=[rules]) as prometheus:
         until(lambda: prometheus.query("count(gpu:device:info)") == [2.0], 30, "two devices")
@@ -276,7 +276,7 @@ def documented(folder: Path, ports: Mapping[str, int]) -> list[dict[str, Any]]:
 def documented_prometheus(folder: Path, ports: Mapping[str, int]) -> Iterator[Prometheus]:
     """Run a Prometheus with the jobs of the README, and the chart's rules."""
     rules = folder / "rules.yaml"
-    rules.write_text(yaml.safe_dump(chart.rules({})))
+    rules.write_text(json.dumps(chart.rules({})))
     jobs = {"scrape_configs": documented(folder, ports)}
     with scraping(folder, "1s", {}, rule_files=[rules], more=jobs) as prometheus:
         yield prometheus

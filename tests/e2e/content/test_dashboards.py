@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import defaultdict
@@ -95,6 +96,11 @@ SCHEDULED = "simulated"
 PATIENT = ("GpuJobSlower", "GpuJobMfuDropped")
 ASKED = {text for board in panels.BOARDS.values() for text in panels.expressions(board)}
 ALERTS = {name for text in ASKED for name in re.findall(r'alertname="(\w+)"', text)} - set(PATIENT)
+# Clusters with alerts, but without costs of incidents six seconds ago.
+WITHOUT_INCIDENTS = (
+    'count by (cluster) (ALERTS{alertstate="firing"}) unless on (cluster) '
+    "count by (cluster) (incident:open:usd_per_hour offset 6s)"
+)
 # What selects alerts on GPUs of some domains.
 OF_GPUS = {
     each
@@ -161,14 +167,14 @@ class Target:
 def at_once(folder: Path) -> list[Path]:
     """Return the committed rules with alerts that fire at once and with windows that accept a short past."""
     for path in sorted((ROOT / "alerts").glob("*.yaml")):
-        content = yaml.safe_load(re.sub(r"offset \d+[hm]", "offset 3s", path.read_text()))
+        content = yaml.load(re.sub(r"offset \d+[hm]", "offset 3s", path.read_text()), Loader=yaml.CSafeLoader)
         for group in content.get("groups", ()):
             for rule in group["rules"]:
                 rule.pop("for", None)
                 rule.pop("keep_firing_for", None)  # or one would also fire with the labels that it has at first
                 rule["expr"] = without_count(rule["expr"])
         if "groups" in content:
-            (folder / path.name).write_text(yaml.safe_dump(content))
+            (folder / path.name).write_text(json.dumps(content))
     return sorted(folder.glob("*.yaml"))
 
 
@@ -247,9 +253,14 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
         kube = {"targets": [f"127.0.0.1:{port}"], "labels": of_kube}
         config = {"static_configs": [gone, without_gpus, kube, *(target.config for target in targets)]}
         with scraping(tmp_path, "1s", config, rule_files=at_once(folder), evaluation_interval="2s") as prometheus:
-            until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
+            until(
+                lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8,
+                30,
+                "the eighth scrape",
+                every=0.5,
+            )
             starved = 'count(ALERTS{alertname="GpuStragglerStarved"})'
-            until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts")
+            until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts", every=0.5)
             # Groups of rules are evaluated one after another, at times of their own.
             settled(lambda: sorted(ALERTS - firing(prometheus)), 60)
             until(
@@ -258,6 +269,10 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
                 "an alert on a GPU of each domain",
             )
             settled(lambda: problems_of_sawtooth(prometheus), 60)
+            # Incidents are made of alerts, and their costs of incidents, each a few evaluations later.
+            until(
+                lambda: not prometheus.query(WITHOUT_INCIDENTS), 60, "incidents in each cluster with alerts", every=0.5
+            )
             answered: set[str] = set()
 
             def wrong() -> list[str]:

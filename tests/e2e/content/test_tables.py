@@ -88,16 +88,23 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             folder, "2s", {"static_configs": targets}, rule_files=at_once(rules), evaluation_interval="6s"
         ) as running:
             firing = f'count(count by (alertname) (ALERTS{{alertname=~"{"|".join(ALERTS)}", alertstate="firing"}}))'
-            until(lambda: running.query(firing) == [float(len(ALERTS))], 60, "the alerts")
+            until(lambda: running.query(firing) == [float(len(ALERTS))], 60, "the alerts", every=1)
             # Graphs have a point every 15 s.
             recorded = "min(count_over_time(workload:sm_active:ratio[1m]))"
-            until(lambda: running.query(recorded) and running.query(recorded)[0] >= 4, 60, "points for the graphs")
+            until(
+                lambda: running.query(recorded) and running.query(recorded)[0] >= 4,
+                60,
+                "points for the graphs",
+                every=1,
+            )
             # Those of classes have one at each full minute.
-            until(lambda: running.query("count(gpu:bottleneck:class offset 1m)"), 90, "classes of a minute ago")
+            until(
+                lambda: running.query("count(gpu:bottleneck:class offset 1m)"), 90, "classes of a minute ago", every=1
+            )
             # Costs are recorded from alerts, by groups of rules that are evaluated at other moments.
-            until(lambda: running.query(STEADY), 90, "alerts and costs that stay as they are")
+            until(lambda: running.query(STEADY), 90, "alerts and costs that stay as they are", every=1)
             # After a late or failed scrape, series are missing for a moment.
-            until(lambda: min(running.query("sum_over_time(up[16s])")) >= 7, 60, "scrapes in time")
+            until(lambda: min(running.query("sum_over_time(up[16s])")) >= 7, 60, "scrapes in time", every=1)
             with running.paused(folder / "prometheus.yml"):
                 yield running
 
@@ -119,6 +126,7 @@ def wrong(prometheus: Prometheus, boards: Mapping[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.slowest
 def test_tables_and_panels(prometheus: Prometheus) -> None:
     """Each table has a row for each key, with all its values; no visible panel is without data."""
     found = wrong(prometheus, BOARDS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from tests.conftest import Serve, free_port, run
+from tests.support.answering import answering
 from tests.support.fakes.driver import FakeDriver, sawtooth
 from tests.support.prometheus import scraping
 from tests.support.tools import settled, until
@@ -110,17 +109,9 @@ def test_an_exporter_and_a_prometheus(serve: Serve, tmp_path: Path) -> None:
         assert (result.returncode, gpu["class"], gpu["modes"]) == (0, "idle", [])
 
 
-class _Pages(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = b"<html>\n<body>Welcome</body>\n</html>"
-        self.send_response({"/page/metrics": 200, "/broken/metrics": 500}.get(self.path, 404))
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def _web_site(path: str) -> tuple[int, bytes]:
+    status = {"/page/metrics": 200, "/broken/metrics": 500}.get(path, 404)
+    return status, b"<html>\n<body>Welcome</body>\n</html>"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +119,8 @@ class _Pages(BaseHTTPRequestHandler):
     [("/page", "not Prometheus text"), ("/broken", "500 Internal Server Error"), ("/none", "has no /metrics; give")],
 )
 def test_a_web_site_is_no_exporter(path: str, says: str) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        result = run("diagnose", "--for", "1s", "--url", f"http://127.0.0.1:{server.server_port}{path}")
-        server.shutdown()
+    with answering(_web_site, "text/html") as url:
+        result = run("diagnose", "--for", "1s", "--url", f"{url}{path}")
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
     assert says in result.stderr
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,6 +28,7 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.reports.masking import Names
 from tests import ROOT
+from tests.support.answering import answering
 from tests.support.prometheus import scraping
 from tests.support.tools import tool
 
@@ -245,33 +245,15 @@ def test_a_prometheus_says_the_same(nodes: Sequence[NodeHistory], tmp_path: Path
 @pytest.fixture
 def exporters(nodes: Sequence[NodeHistory]) -> Iterator[Sequence[str]]:
     """The URLs of exporters that answer with the histories of the nodes; the last one is not there."""
-    servers = []
-    for node in nodes[:-1]:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(node))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-    yield [*(f"http://127.0.0.1:{server.server_port}" for server in servers), "http://127.0.0.1:9"]
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as stack:
+        urls = [stack.enter_context(answering(partial(_answer, node))) for node in nodes[:-1]]
+        yield [*urls, "http://127.0.0.1:9"]
 
 
-def _handler(node: NodeHistory) -> type[BaseHTTPRequestHandler]:
+def _answer(node: NodeHistory, path: str) -> tuple[int, bytes]:
     incidents, usage = ([each.as_dict() for each in of_node] for of_node in (node.incidents, node.usage))
     answer = {"node": node.node, "version": node.version, "kept": True, "now": time.time()}
-    body = json.dumps({**answer, "incidents": incidents, "usage": usage}).encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return Handler
+    return 200, json.dumps({**answer, "incidents": incidents, "usage": usage}).encode()
 
 
 def diagnosed(*arguments: str) -> tuple[int, str, str]:

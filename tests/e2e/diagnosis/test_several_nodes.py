@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from gpu_exporter.diagnosis.result import DiagnosisResult
 from gpu_exporter.http.client import Remote
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
+from tests.support.answering import answering
 
 BEGIN = 1_780_000_000.0
 SCRAPES, GPUS, STEP = 25, 4, 0.5
@@ -78,21 +79,10 @@ class SimulatedExporter:
         return "\n".join([*lines, *self.further, ""])
 
 
-def handler(exporter: SimulatedExporter) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.path == "/metrics" and exporter.scrapes < exporter.answers
-            body = exporter.page().encode() if known else b""
-            self.send_response(200 if known else 404 if self.path != "/metrics" else 503)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return Handler
+def answer(exporter: SimulatedExporter, path: str) -> tuple[int, bytes]:
+    if path != "/metrics":
+        return 404, b""
+    return (200, exporter.page().encode()) if exporter.scrapes < exporter.answers else (503, b"")
 
 
 @pytest.fixture
@@ -104,10 +94,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Diagnos
         def run(*exporters: SimulatedExporter, urls: Sequence[str] = (), **options: Any) -> DiagnosisResult:
             remotes = [Remote(url) for url in urls]
             for exporter in exporters:
-                server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler(exporter)))
-                threading.Thread(target=server.serve_forever, daemon=True).start()
-                stack.callback(server.shutdown)
-                remotes.append(Remote(f"http://127.0.0.1:{server.server_port}"))
+                remotes.append(Remote(stack.enter_context(answering(partial(answer, exporter)))))
             monkeypatch.setattr("time.time", lambda: BEGIN + max((each.scrapes for each in exporters), default=0))
             stop = threading.Event()
             threading.Thread(target=watch, args=(exporters, stop), daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from gpu_exporter.alerting.hourly_sums import COST, ENERGY, GPU_HOURS, REPORTS, TIME_HOURS, WASTED
 from gpu_exporter.catalogue.causes import Cause
 from tests import ROOT
+from tests.rules.needed import rule_groups
 from tests.rules.promtool import Expect, check
 from tests.support.victoria import Labels, Samples, victoria
 
@@ -90,8 +92,8 @@ class Used:
 
 def test_an_hour_is_the_sum_of_its_minutes(tmp_path: Path) -> None:
     """Also of a workload that runs for a part of it."""
-    groups = yaml.safe_load((ROOT / "alerts/recording.yaml").read_text())["groups"]
+    groups = rule_groups((ROOT / "alerts/recording.yaml",))
     (reports,) = (group for group in groups if group["name"] == "gpu-reports")
     path = tmp_path / "reports.yaml"
-    path.write_text(yaml.safe_dump({"groups": [reports]}))
+    path.write_text(json.dumps({"groups": [reports]}))
     check(tmp_path, [Used()], rules=[path])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from benchmarks.scale import PROGRAMS, RULES, SLOW_SECONDS, measure
+from tests.rules.needed import rule_groups
 from tests.support.tools import is_long
 
 
@@ -24,7 +24,7 @@ def test_two_nodes_with_all_rules(name: str, tmp_path: Path) -> None:
         if load.passed(2):
             break
 
-    groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+    groups = rule_groups(tuple(RULES))
     assert load.rule_seconds.keys() == {group["name"] for group in groups}
     assert set(load.rule_intervals.values()) == {2.0}
     own = {group["interval"] for group in groups if "interval" in group}

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from gpu_exporter.version import __version__
 from tests import ROOT
 from tests.support.shared import made_once
 
@@ -84,3 +86,28 @@ def built(origin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         make("chart", folder / "one")
 
     return made_once(tmp_path_factory, "built", build) / "one"
+
+
+@pytest.fixture(scope="session")
+def index(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and everything that it needs, so that pip asks no registry."""
+    (wheel,) = (built / "dist").glob("*.whl")
+    download = [sys.executable, "-m", "pip", "--quiet", "download", "--dest", ".", str(wheel)]
+    return made_once(tmp_path_factory, "index", lambda folder: run(download, folder))
+
+
+@pytest.fixture(scope="session")
+def installed(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment in which the wheel was installed by its name."""
+
+    def install(folder: Path) -> None:
+        venv.create(folder, with_pip=False)
+        pip(folder, "install", "--no-index", "--find-links", str(index), f"gpu-exporter=={__version__}")
+
+    return made_once(tmp_path_factory, "installed", install)
+
+
+def pip(environment: Path, *arguments: str) -> str:
+    """Run pip for this environment."""
+    python = str(environment / "bin/python")
+    return run([sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments], environment)

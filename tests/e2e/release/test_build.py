@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import tarfile
-import venv
 from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
@@ -16,7 +15,7 @@ import pytest
 
 from gpu_exporter.version import __version__
 from tests import ROOT
-from tests.e2e.release.conftest import TIME, copy_committed, make, run
+from tests.e2e.release.conftest import TIME, copy_committed, make, pip, run
 
 BUNDLE = f"gpu-exporter-{__version__}-bundle.tar.gz"
 FILES = {
@@ -85,7 +84,7 @@ def test_archives_have_neutral_metadata(built: Path) -> None:
     assert {member.mode for member in members} == {0o644, 0o755}
 
 
-def test_sbom_lists_what_the_wheel_installs(built: Path, tmp_path: Path) -> None:
+def test_sbom_lists_what_the_wheel_installs(built: Path, installed: Path, tmp_path: Path) -> None:
     """Every package with its version, and no others; pip finds no conflict, and the command runs."""
     clone = shutil.copytree(built, tmp_path / "clone", symlinks=True)
     make("sbom", clone, made=["wheel"])
@@ -93,19 +92,15 @@ def test_sbom_lists_what_the_wheel_installs(built: Path, tmp_path: Path) -> None
     subject = document["metadata"]["component"]
     listed = {(normal(part["name"]), part["version"]) for part in (subject, *document["components"])}
 
-    venv.create(tmp_path / "clean", with_pip=False)
-    python = str(tmp_path / "clean" / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", python]
-    (wheel,) = (built / "dist").glob("*.whl")
-    run([*pip, "install", str(wheel)], tmp_path)
-    run([*pip, "check"], tmp_path)
+    python = str(installed / "bin/python")
+    pip(installed, "check")
     script = "import importlib.metadata as i, json; print(json.dumps([(d.name, d.version) for d in i.distributions()]))"
-    installed = {(normal(name), version) for name, version in json.loads(run([python, "-c", script], tmp_path))}
-    assert listed == installed
+    present = {(normal(name), version) for name, version in json.loads(run([python, "-c", script], tmp_path))}
+    assert listed == present
     assert (subject["name"], subject["version"]) == ("gpu-exporter", __version__)
     (root,) = (entry for entry in document["dependencies"] if entry["ref"] == subject["bom-ref"])
     assert len(root["dependsOn"]) > 4
-    assert __version__ in run([str(tmp_path / "clean" / "bin" / "gpu-exporter"), "--version"], tmp_path)
+    assert __version__ in run([str(installed / "bin/gpu-exporter"), "--version"], tmp_path)
 
 
 def test_pip_leaves_no_build_folder(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import venv
 from http.client import HTTPConnection
 from pathlib import Path
@@ -20,7 +19,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.signals import SM_ACTIVE
 from gpu_exporter.version import __version__
 from tests import ROOT
-from tests.e2e.release.conftest import run
+from tests.e2e.release.conftest import pip, run
 from tests.support.grafana_sdk import through_sdk
 from tests.support.prometheus import scraping
 from tests.support.shared import made_once
@@ -31,35 +30,10 @@ CHART_VALUES = ROOT / "tests/data/chart_values_0.1.0.yaml"
 
 
 @pytest.fixture(scope="module")
-def index(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and everything that it needs, so that pip asks no registry."""
-    (wheel,) = (built / "dist").glob("*.whl")
-    download = [sys.executable, "-m", "pip", "--quiet", "download", "--dest", ".", str(wheel)]
-    return made_once(tmp_path_factory, "index", lambda folder: run(download, folder))
-
-
-@pytest.fixture(scope="module")
-def installed(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment in which the wheel was installed by its name."""
-
-    def install(folder: Path) -> None:
-        venv.create(folder, with_pip=False)
-        pip(folder, "install", "--no-index", "--find-links", str(index), f"gpu-exporter=={__version__}")
-
-    return made_once(tmp_path_factory, "installed", install)
-
-
-@pytest.fixture(scope="module")
 def bundle(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `gpu-exporter bundle` of the installed package writes."""
     command = [str(installed / "bin/gpu-exporter"), "bundle", "--out", "gpu"]
     return made_once(tmp_path_factory, "bundle", lambda folder: run(command, folder)) / "gpu"
-
-
-def pip(environment: Path, *arguments: str) -> str:
-    """Run pip for this environment."""
-    python = str(environment / "bin/python")
-    return run([sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments], environment)
 
 
 def page(port: int) -> str:

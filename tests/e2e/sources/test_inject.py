@@ -59,6 +59,7 @@ def alerts(prometheus: Prometheus) -> set[Alert]:
     }
 
 
+@pytest.mark.slowest
 def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     """One failure mode per node: its alert has the injected GPU, or all of its job, and no other GPU has one."""
     modes = SHOWN if is_long() else list(KINDS.values())

@@ -31,6 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {each["case"]: each for each in json.loads(file.read_text())["results"]}
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("case", CASES.split(","))
 def test_the_slow_rank_has_the_longest_self_time(results: dict[str, Any], case: str) -> None:
     result = results[case]

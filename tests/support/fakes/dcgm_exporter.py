@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
@@ -15,6 +14,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Values
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.conditions.signal import Read
 from gpu_exporter.model.metric import Metric
+from tests.support.answering import answering
 
 # The rows of its default CSV that the catalogue has.
 DEFAULT = (
@@ -94,25 +94,5 @@ def _nvlink(*, new: bool) -> tuple[str, float]:
 @contextmanager
 def serving(pages: Mapping[str, str]) -> Iterator[int]:
     """Serve each page at /<name>; return the port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = pages[self.path.lstrip("/")].encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(lambda path: (200, pages[path.lstrip("/")].encode())) as url:
+        yield urlsplit(url).port or 0

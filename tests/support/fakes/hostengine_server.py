@@ -122,10 +122,11 @@ class Hostengine:
 
     def _pass_seconds(self) -> float:
         """Return how long a pass of the update loop takes."""
-        links = sum(
-            key[0] == LINK and key[1] & 0xFF == GPU and bool(watched.by) for key, watched in self._watched.items()
-        )
-        return float(self._state.get("pass_seconds", 0.0) + links * self._state.get("link_seconds", 0.0))
+        seconds = float(self._state.get("pass_seconds", 0.0))
+        if of_link := self._state.get("link_seconds", 0.0):
+            links = (key[0] == LINK and key[1] & 0xFF == GPU and watched.by for key, watched in self._watched.items())
+            seconds += of_link * sum(map(bool, links))
+        return seconds
 
     def gone(self, connection: int) -> None:
         """Remove a client with its groups and watches; values stay."""

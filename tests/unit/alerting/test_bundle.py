@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,6 +30,10 @@ def written(folder: Path) -> set[str]:
     """Return the paths of all files below a folder, except the list of them."""
     paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return paths - {bundle.MANIFEST}
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=yaml.CSafeLoader)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +64,10 @@ def test_files(whole: Path) -> None:
 def test_manifests_for_the_operator(whole: Path) -> None:
     """Rules as in the chart, beside the committed ServiceMonitor; the kustomization names files that exist."""
     folder = whole / "deploy/kubernetes/monitored"
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    kustomization = _load((folder / "kustomization.yaml").read_text())
     assert all((folder / resource).exists() for resource in kustomization["resources"])
     assert (folder / "servicemonitor.yaml").exists()
-    made = list(yaml.safe_load_all((folder / "prometheusrule.yaml").read_text()))
+    made = list(yaml.load_all((folder / "prometheusrule.yaml").read_text(), Loader=yaml.CSafeLoader))
     of_chart = kind(objects({"prometheusRule": {"enabled": True}}), "PrometheusRule")
     assert [each["spec"] for each in made] == [each["spec"] for each in of_chart]
     for each, expected in zip(made, of_chart, strict=True):
@@ -72,7 +77,7 @@ def test_manifests_for_the_operator(whole: Path) -> None:
 def test_only_some_domains(tmp_path: Path) -> None:
     """Their alerts, the recording rules that these need, and both levels of them; also for vmalert."""
     assert run("--domain", "health", "--out", str(tmp_path / "b"), "alerts").exit_code == 0
-    groups = yaml.safe_load((tmp_path / "b/alerts/recording.yaml").read_text())["groups"]
+    groups = _load((tmp_path / "b/alerts/recording.yaml").read_text())["groups"]
     names = {group["name"] for group in groups}
     assert {"gpu-board", "gpu-fleet"} < names
     assert not {"gpu-jobs", "gpu-allocation", "gpu-reports", "gpu-controller"} & names
@@ -87,7 +92,7 @@ def test_interval(tmp_path: Path) -> None:
     """Of all files; but reports add up samples of an hour, and a fault of the fleet must be known soon."""
     assert run("--interval", "60s", "--out", str(tmp_path / "b"), "alerts").exit_code == 0
     for path in ("recording", "health", "distributed", "levels/shard", "levels/global", "vmalert/rules"):
-        groups = yaml.safe_load((tmp_path / f"b/alerts/{path}.yaml").read_text())["groups"]
+        groups = _load((tmp_path / f"b/alerts/{path}.yaml").read_text())["groups"]
         prompt = [
             rule.get("record") or rule["alert"]
             for group in groups
@@ -114,7 +119,7 @@ def test_links(whole: Path) -> None:
 
 def test_compose_file(whole: Path) -> None:
     """It builds nothing, asks for the image, and mounts files of the bundle."""
-    services = yaml.safe_load((whole / "deploy/compose.yaml").read_text())["services"]
+    services = _load((whole / "deploy/compose.yaml").read_text())["services"]
     assert not any("build" in service for service in services.values())
     assert services["gpus"]["image"].startswith("${IMAGE:?")
     mounts = [each.split(":")[0] for service in services.values() for each in service.get("volumes", ())]
@@ -180,17 +185,16 @@ def test_wrong_limits(content: str | None, message: str, tmp_path: Path) -> None
     assert not out.exists()
 
 
-def test_links_of_alerts(tmp_path: Path) -> None:
+def test_links_of_alerts(whole: Path, tmp_path: Path) -> None:
     """They lead to the Grafana that is named."""
     assert run("--out", tmp_path / "b", "alerts", "--grafana-url", "https://grafana.example/").exit_code == 0
-    groups = yaml.safe_load((tmp_path / "b/alerts/health.yaml").read_text())["groups"]
+    groups = _load((tmp_path / "b/alerts/health.yaml").read_text())["groups"]
     found = [rule["annotations"] for group in groups for rule in group["rules"]]
     assert {each[name][:30] for each in found for name in ("runbook_url", "dashboard_url")} == {
         "https://grafana.example/d/gpu-"
     }
     assert not any("links" in each for each in found)
-    assert run("--out", tmp_path / "d", "alerts").exit_code == 0
-    assert (tmp_path / "d/alerts/health.yaml").read_text().count(f"links: {RELATIVE}") == len(found)
+    assert (whole / "alerts/health.yaml").read_text().count(f"links: {RELATIVE}") == len(found)
     assert "begin with http" in run("--out", tmp_path / "c", "--grafana-url", "grafana.example").output
 
 
@@ -199,28 +203,32 @@ def test_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write = Path.write_text
 
     def full(path: Path, *arguments: str, **more: str) -> int:
-        if path.name == "cost.yaml":
+        if path.name == "cost.json":
             raise OSError(28, "No space left on device", str(path))
         return write(path, *arguments, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
-        assert "No space left" in run("--out", tmp_path / "b", "alerts").output
-    assert run("--out", tmp_path / "b", "alerts").exit_code == 0
-    assert (tmp_path / "b/alerts/cost.yaml").exists()
+        assert "No space left" in run("--out", tmp_path / "b", "dashboards").output
+    assert run("--out", tmp_path / "b", "dashboards").exit_code == 0
+    assert (tmp_path / "b/dashboards/cost.json").exists()
 
 
 def test_upgrade(tmp_path: Path) -> None:
     """Files that no longer exist are removed, except the user's; other parts stay."""
-    assert run("--out", tmp_path / "b", "alerts", "deploy").exit_code == 0
-    gone, own, stays = (tmp_path / "b" / name for name in ("alerts/gone.yaml", "alerts/own.yaml", "deploy/gone.yaml"))
+    assert run("--out", tmp_path / "b", "dashboards", "chart").exit_code == 0
+    gone, own, stays = (
+        tmp_path / "b" / name for name in ("dashboards/gone.json", "dashboards/own.json", "chart/gone.yaml")
+    )
     for path in (gone, own, stays):
-        path.write_text("groups: []\n")
+        path.write_text("{}\n")
     manifest = tmp_path / "b" / bundle.MANIFEST
-    manifest.write_text(manifest.read_text().replace('"files": [', '"files": ["alerts/gone.yaml", "deploy/gone.yaml",'))
-    assert run("--out", tmp_path / "b", "alerts").exit_code == 0
+    manifest.write_text(
+        manifest.read_text().replace('"files": [', '"files": ["dashboards/gone.json", "chart/gone.yaml",')
+    )
+    assert run("--out", tmp_path / "b", "dashboards").exit_code == 0
     assert [path.exists() for path in (gone, own, stays)] == [False, True, True]
-    assert run("--out", tmp_path / "b", "deploy").exit_code == 0
+    assert run("--out", tmp_path / "b", "chart").exit_code == 0
     assert [path.exists() for path in (gone, own, stays)] == [False, True, False]
 
 

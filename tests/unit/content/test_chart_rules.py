@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,10 +27,17 @@ GENERATE = "fix: run `make generate`"
 ROOT = CHART.parent.parent
 
 
+@cache
 def committed() -> list[Mapping[str, Any]]:
     """Return the groups of alerts/*.yaml."""
     names = ("recording", *(domain.value for domain in Domain))
-    return [group for name in names for group in yaml.safe_load((ROOT / f"alerts/{name}.yaml").read_text())["groups"]]
+    return [group for name in names for group in groups_of((ROOT / f"alerts/{name}.yaml").read_text())]
+
+
+def groups_of(text: str) -> list[Mapping[str, Any]]:
+    """Return the groups of a file of rules."""
+    groups: list[Mapping[str, Any]] = yaml.load(text, Loader=yaml.CSafeLoader)["groups"]
+    return groups
 
 
 @pytest.mark.drift
@@ -51,12 +59,9 @@ def test_every_limit_is_in_the_rules() -> None:
     chance = random.Random(7)
     limits = {each.name: _changed(each, chance.uniform(1.1, 3)) for each in user_limits()}
     limits["heldMemory"] = 123456789012
-    expected = [
-        yaml.safe_load(rules.recording(limits)),
-        *(yaml.safe_load(rules.alerts(each, limits)) for each in Domain),
-    ]
+    expected = [rules.recording(limits), *(rules.alerts(each, limits) for each in Domain)]
     found = chart.rules({"prometheusRule": {"limits": limits}})["groups"]
-    assert found == [group for content in expected for group in content["groups"]]
+    assert found == [group for text in expected for group in groups_of(text)]
     assert found != committed()
     text = (CHART / "files/rules.yaml").read_text()
     for name in limits:
@@ -102,17 +107,17 @@ def test_a_domain_without_modes_has_no_group() -> None:
 def test_rules_of_a_level(level: RuleLevel) -> None:
     """Also with limits and without a domain."""
     found = chart.rules({"prometheusRule": {"level": level.value}})["groups"]
-    assert found == yaml.safe_load(rules.level_rules(level))["groups"]
+    assert found == groups_of(rules.level_rules(level))
     values = {"level": level.value, "domains": ["health", "cost"], "limits": {"usdPerGpuHour": 7.25}}
     some = rules.level_rules(level, {"usdPerGpuHour": 7.25}, [Domain.HEALTH, Domain.COST])
-    assert chart.rules({"prometheusRule": values})["groups"] == yaml.safe_load(some)["groups"]
+    assert chart.rules({"prometheusRule": values})["groups"] == groups_of(some)
 
 
 def test_rules_of_some_domains() -> None:
     """Their alerts with what these need; all domains if an older release had no such value, none if there are none."""
     found = chart.rules({"prometheusRule": {"domains": ["health"]}})["groups"]
     expected = [rules.recording({}, [Domain.HEALTH]), rules.alerts(Domain.HEALTH)]
-    assert found == [group for text in expected for group in yaml.safe_load(text)["groups"]]
+    assert found == [group for text in expected for group in groups_of(text)]
     assert chart.rules({"prometheusRule": {"domains": None}})["groups"] == committed()
     assert not chart.rules({"prometheusRule": {"domains": []}})["groups"]
 

@@ -1,4 +1,4 @@
-"""Queries of dashboards on a store whose series have an external label, such as Thanos' `tenant_id`.
+"""Queries of dashboards, and rules, on a store whose series have an external label, such as Thanos' `tenant_id`.
 
 An aggregation drops that label. Where its result is combined with series that have it, they must be matched by named
 labels, or else what should be one row is two, or none.
@@ -13,6 +13,8 @@ import promql_parser
 import pytest
 from promql_parser import AggModifierType, AggregateExpr, BinaryExpr, Call, LabelModifierType, NumberLiteral
 
+from tests.rules.needed import rule_groups
+from tests.rules.promtool import RULES
 from tests.support.panels import BOARDS, expressions, filled
 
 VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "workload": "w", "pod": "p"}
@@ -32,8 +34,11 @@ def dropped(node: Any) -> bool | None:
         if left is None or right is None:
             return right if left is None else left
         matching = node.modifier.matching if node.modifier else None
-        if str(node.op) in (*SETS, "or") or "ManyToOne" in str(node.modifier and node.modifier.card):
+        card = str(node.modifier and node.modifier.card)
+        if str(node.op) in (*SETS, "or") or "ManyToOne" in card:
             return left
+        if "OneToMany" in card:
+            return right
         return (matching is not None and matching.type == LabelModifierType.Include) or left or right
     if isinstance(node, Call):
         if node.func.name in WITHOUT_LABELS:
@@ -69,6 +74,19 @@ def test_an_external_label_changes_nothing(name: str) -> None:
             raise AssertionError(f"match by named labels: {node.prettify()}")
 
 
+# Two kinds of rows that are never the same: GPUs and their instances, GPUs that are down and nodes that lack some.
+UNLIKE = ("gpu:device_parts:info", "GpuLost")
+
+
+def test_an_external_label_changes_no_rule() -> None:
+    """Also if a ruler adds it to what it records."""
+    for group in rule_groups(tuple(RULES)):
+        for rule in group["rules"]:
+            name = rule.get("record") or rule["alert"]
+            for node in mixed(promql_parser.parse(rule["expr"])):
+                assert name in UNLIKE, f"{name}: match by named labels: {node.prettify()}"
+
+
 @pytest.mark.parametrize(
     ("query", "is_mixed"),
     [
@@ -79,6 +97,7 @@ def test_an_external_label_changes_nothing(name: str) -> None:
         ("max by (node) (a) / b", True),
         ("a - on (node) b or 0 * a", True),
         ("a / b or 2 * a > 1", False),
+        ("(max by (node) (a) - on (node) group_right () b) / b", False),
     ],
 )
 def test_what_is_mixed(query: str, is_mixed: bool) -> None:
