@@ -124,8 +124,7 @@ SELF_SPREAD = _job(
 _OF_FEW, _LEAST = f"{j.SHARE_OF_FEW} * {SELF_USUAL.record}", f"{j.LEAST_EXCESS} * {JOB_STEP.record}"
 _APART = f"{j.STANDS_OUT:g} * ({SELF_NEXT.record} - {_SAME_JOB} {_of_job('min', SELF.record)})"
 _STANDS_OUT = (
-    f"{SELF_NEXT.record} - {SELF_USUAL.record} + {_SAME_JOB} "
-    f"({_APART} >= {_SAME_JOB} {_LEAST} or {_SAME_JOB} {_LEAST})"
+    f"{SELF_NEXT.record} - {SELF_USUAL.record} + {_SAME_JOB} ({_APART} >= {_SAME_JOB} {_LEAST} or {_SAME_JOB} {_LEAST})"
 )
 SELF_MARGIN = _job(
     "self_margin:seconds",
