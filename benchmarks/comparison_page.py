@@ -84,6 +84,11 @@ def costs(results: Mapping[str, Result]) -> str:
     return "\n".join(shown) + (FLOOR if floor else "")
 
 
+def largest(results: Mapping[str, Result]) -> Result:
+    """Return the result of the machine with most GPUs."""
+    return _by_size(results, of_engines=False)[0]
+
+
 def _by_size(results: Mapping[str, Result], *, of_engines: bool) -> list[Result]:
     found = [result for name, result in results.items() if name.startswith(ENGINE) is of_engines]
     return sorted(found, key=lambda result: -sum(result["machine"]["gpus"].values()))

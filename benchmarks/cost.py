@@ -1,6 +1,6 @@
 """Measures what exporters cost: CPU, memory, scrape latency, response size and allocations.
 
-    python -m benchmarks.cost [--seconds 60] [--rows default,everything,…] [--without-peers]
+    python -m benchmarks.cost [--seconds 60] [--rows default,everything,…] [--peers nvitop …]
     python -m benchmarks.cost --fake-driver 1,2,4,8,16 [--seconds 10] [--json FILE]
 
 gpu-exporter and the exporters of `benchmarks.peers` run one after the other on the GPUs of this machine. One that is
@@ -16,9 +16,10 @@ what the memory of gpu-exporter consists of, `benchmarks.cpu_parts` the CPU.
 A row of gpu-exporter is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`;
 `@100ms` sets the interval, `/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default
 of 60 s covers the fields that are read once a minute. Rows with an interval are measured for half of that time, other
-exporters for a third, or two of their intervals. Then one scraper makes 300 scrapes, then ten scrapers at once. The CPU
-of a scrape excludes the collection loop. The table compares it with the CPU that `prometheus_client` needs to render
-the same samples. Memory that a collection allocates is measured in a separate process, with tracemalloc.
+exporters for a third, or two of their intervals. Then one scraper makes 300 scrapes, or as many as it can in 20 s, then
+ten scrapers at once. The CPU of a scrape excludes the collection loop. The table compares it with the CPU that
+`prometheus_client` needs to render the same samples. Memory that a collection allocates is measured in a separate
+process, with tracemalloc.
 
 `--fake-driver` shows how the cost grows with the number of GPUs, whole and each divided into seven MIG instances, with
 the default and the full metrics. It is the cost of gpu-exporter and of the fake driver, without NVIDIA's library.
@@ -268,7 +269,7 @@ def measure(
         gzip_bytes=alone.body_bytes,
         alone=alone,
         ten=ten,
-        scrape_cpu_ms=max(0.0, of_scrapes / SCRAPES * 1000),
+        scrape_cpu_ms=max(0.0, of_scrapes / alone.scrapes * 1000),
         rendering_ms=rendering_seconds(page) * 1000,
         ticks_skipped=None if first is None or last is None else last - first,
         allocations=allocated,
@@ -279,8 +280,8 @@ def measure(
     )
 
 
-def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[Cost | NotMeasured]:
-    """Measure the rows of gpu-exporter, then the other exporters."""
+def on_gpus(rows: Sequence[str], seconds: float, peers: tuple[str, ...]) -> Iterator[Cost | NotMeasured]:
+    """Measure the rows of gpu-exporter, then the other exporters whose names begin so."""
     boards = gpus()
     for row in rows:
         match = ROW.fullmatch(row)
@@ -297,8 +298,9 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
         command = exporter_command(port, *arguments)
         found = measure(whole, command, port, span, boards=read, allocated=allocated, least=least)
         yield replace(found, memory=parts, threads=threads)
-    for peer in PEERS if with_peers else ():
-        yield measured(peer, seconds / 3, boards)
+    for peer in PEERS:
+        if peer.name.startswith(peers):
+            yield measured(peer, seconds / 3, boards)
 
 
 def measured(peer: Peer, seconds: float, boards: int, env: Mapping[str, str] | None = None) -> Cost | NotMeasured:
@@ -380,6 +382,7 @@ def main() -> int:
     parser.add_argument(
         "--rows", default=ROWS, help=f"any of {', '.join(SETS)}, each also with @INTERVAL and /GPUS (default: {ROWS})"
     )
+    parser.add_argument("--peers", nargs="+", metavar="NAME", default=[""], help="how their names begin")
     parser.add_argument("--without-peers", action="store_true", help="measure only gpu-exporter")
     parser.add_argument(
         "--fake-driver",
@@ -403,7 +406,7 @@ def main() -> int:
     costs: Iterable[Cost | NotMeasured] = (
         on_fake_driver([int(count) for count in chosen.fake_driver.split(",")], chosen.seconds)
         if simulated
-        else on_gpus(chosen.rows.split(","), chosen.seconds, not chosen.without_peers)
+        else on_gpus(chosen.rows.split(","), chosen.seconds, () if chosen.without_peers else tuple(chosen.peers))
     )
     print(HEAD)
     for cost in costs:

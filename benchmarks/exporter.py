@@ -25,6 +25,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 HOST = "127.0.0.1"
 # Until the processes of all scrapers have started.
 START_SECONDS = 2.0
+# How long one series of scrapes takes at most.
+MOST_SECONDS = 20.0
 EVERYTHING = ("--metrics", "full", "--processes")
 HIGH_RESOLUTION = (*EVERYTHING, "--high-resolution")
 
@@ -215,12 +217,13 @@ def _process(
 
 @dataclass(frozen=True)
 class Latency:
-    """The duration of scrapes in milliseconds, and the size of a response in bytes."""
+    """The duration of scrapes in milliseconds, the size of a response in bytes, and how many scrapes there were."""
 
     p50: float
     p99: float
     worst: float
     body_bytes: int
+    scrapes: int
 
 
 class Scraper:
@@ -240,11 +243,16 @@ class Scraper:
 
 
 def _durations(port: int, scrapes_each: int, pause: float, begin: float, offset: int) -> tuple[list[float], int]:
-    """Scrape again and again from a time (monotonic seconds) on; return the milliseconds of each, and the size."""
+    """Scrape again and again from a time (monotonic seconds) on; return the milliseconds of each, and the size.
+
+    Fewer scrapes must do of an exporter that takes long, which runs a program for each.
+    """
     took, size = [], 0
     time.sleep(max(0.0, begin - time.monotonic()))
     with closing(Scraper(port)) as scrape_once:
         for turn in range(scrapes_each):
+            if time.monotonic() > begin + MOST_SECONDS:
+                break
             time.sleep(pause * (1 + (offset * 7 + turn * 3) % 10 / 10))
             start = time.perf_counter()
             size = scrape_once()
@@ -261,4 +269,4 @@ def scrape(port: int, scrapers: int, scrapes_each: int, pause: float) -> Latency
     with ProcessPoolExecutor(scrapers, get_context("spawn")) as pool:
         results = list(pool.map(partial(_durations, port, scrapes_each, pause, begin), range(scrapers)))
     took = sorted(time for times, _ in results for time in times)
-    return Latency(statistics.median(took), took[int(len(took) * 0.99)], took[-1], results[0][1])
+    return Latency(statistics.median(took), took[int(len(took) * 0.99)], took[-1], results[0][1], len(took))

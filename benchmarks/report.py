@@ -49,8 +49,7 @@ SECTIONS = (
         `high-resolution` adds `--high-resolution true`. The column `prometheus_client` is the CPU that this library
         needs to render the same samples. *Memory of a collection* is what one collection allocates and frees, measured
         in a separate process. Extrapolated values use the difference between the runs with one GPU and with all GPUs,
-        so their error grows with each further GPU. Newer results beside other exporters, without these details, are in
-        the [comparison](comparison.md#cost).""",
+        so their error grows with each further GPU. The [comparison](comparison.md#cost) has other machines.""",
         sections.cost,
     ),
     Section(
@@ -152,8 +151,9 @@ SECTIONS = (
 
 
 def results(folder: Path = RESULTS) -> dict[str, Any]:
-    """Return the results by name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    """Return the results by name; of the cost, that of the comparison, if there is no other one."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {"cost": comparison_page.largest(comparison_page.known()), **found}
 
 
 def machine(found: Mapping[str, Any]) -> str:
