@@ -165,6 +165,7 @@ CLAUSES: Mapping[str, str] = {
     "launches": "the CPU *launches small kernels*",
     "launch_bound": "the GPU *waits for launches*",
     "launches_late": "its kernels are always *launched last*",
+    "has_stopped": "its NVLink traffic *has stopped* within the last minutes",
     "all_launch": "all ranks of the job *wait for launches*",
     "host_stopped": "the process is *stopped* by its CPU limit or by swapping",
     "host_not_running": "the process is *kept from running*",
