@@ -55,6 +55,44 @@ _QUALITY = (
 )
 
 
+# The alerts about a faulty network port, by the kind of fault.
+NIC_FAULTS = {"down": "GpuNicDown", "slow": "GpuNicSlowLink"}
+# The NVLinks that alerts are about: that are down although all should be up, and the one with most errors. Only with
+# `--metrics full`.
+_EXPECTED, _THERE = (f"max by (cluster, UUID) ({metric})" for metric in (m.NVLINK_EXPECTED, m.NVLINK_COUNT))
+_ALL_EXPECTED = f'label_replace({_EXPECTED} == {_THERE}, "gpu_uuid", "$1", "UUID", "(.+)")'
+_LINK_UP, _LINK_ERRORS = m.LINK_UP.name, m.LINK_ERRORS[0].name
+NVLINK_FAULTS = {
+    "GpuNvlinkDown": f"({_LINK_UP} == 0 and on (cluster, gpu_uuid) {_ALL_EXPECTED})",
+    "GpuNvlinkErrors": (
+        f"(topk by (cluster, gpu_uuid) (1, sum by (cluster, gpu_uuid, nvlink) (increase({_LINK_ERRORS}[1h]))) > 0)"
+    ),
+}
+
+
+def link(mode: FailureMode) -> str:
+    """Return a template for the end of the summary of an alert about links of a GPU: which ones; empty for others."""
+    if mode.name in NVLINK_FAULTS:
+        found, selector = NVLINK_FAULTS[mode.name], "{cluster=%q, gpu_uuid=%q}"
+        for name in (_LINK_UP, _LINK_ERRORS):
+            found = found.replace(name, f"{name}{selector}")
+        words = 'NVLink {{ label "nvlink" . }}'
+    elif mode.domain is Domain.NETWORK and "{gpu}" in mode.summary:
+        fault = next((fault for fault, name in NIC_FAULTS.items() if name == mode.name), "")
+        found = (
+            f'{m.NIC_FAULT}{{cluster=%q, UUID=%q, fault="{fault}"}}'
+            if fault
+            else f"{m.NIC_INFO}{{cluster=%q, UUID=%q}}"
+        )
+        words = '{{ label "device" . }} port {{ label "port" . }}'
+    else:
+        return ""
+    return (
+        f"{{{{ with printf `{found}` $labels.cluster $labels.UUID | query }}}}: "
+        f"{{{{ range $n, $_ := . }}}}{{{{ if $n }}}}, {{{{ end }}}}{words}{{{{ end }}}}{{{{ end }}}}"
+    )
+
+
 def annotations_of(mode: FailureMode) -> Mapping[str, str]:
     """Return the further annotations of an alert.
 

@@ -10,6 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from textwrap import indent
 
 from gpu_exporter.alerting.aggregates import GPUS, OWN_WASTE, SHARE, WAITING, WAITING_TIME, WAITS, Aggregate
+from gpu_exporter.alerting.alert_texts import NIC_FAULTS, NVLINK_FAULTS
+from gpu_exporter.alerting.training_jobs import RANK
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import CLASS, WAITING_CLASSES
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS
@@ -302,8 +305,71 @@ OPEN_EXPLAINED = Aggregate(
     _of_open(f"sum by ({KEY}) (\n{indent(_any(_effects()), '  ')}\n)") + f"\nor\n0 * {OPEN.record}",
     _ROW,
 )
+_GPU = "cluster, UUID"
+RANKS = Aggregate(
+    "gpu:alert_rank:info",
+    "Ranks on GPUs about which an alert fires",
+    f"topk by ({_GPU}) (1, {RANK.record} and on ({_GPU}) {_ALERTS})",
+    ("node", "gpu", "UUID", "rank"),
+)
+_OF_LINK = f"{_GPU}, alertname"
+
+
+def _port(ports: str) -> str:
+    return f'label_join({ports}, "link", " port ", "device", "port")'
+
+
+def _of_alert(name: str, links: str) -> str:
+    return f'label_replace({links}, "alertname", "{name}", "", "")'
+
+
+def _faulty() -> Iterator[str]:
+    """Yield the links that alerts of a name are about, with the label `link`: network ports, and NVLinks."""
+    for fault, name in NIC_FAULTS.items():
+        yield _of_alert(name, _port(f'{m.NIC_FAULT}{{fault="{fault}"}}'))
+    for name, links in NVLINK_FAULTS.items():
+        links = f'label_replace({links}, "UUID", "$1", "gpu_uuid", "(.+)")'
+        yield _of_alert(name, f'label_replace({links}, "link", "NVLink $1", "nvlink", "(.+)")')
+
+
+FAULTY_LINKS = Aggregate(
+    "gpu:faulty_link:info",
+    "Faulty links of a GPU, network ports and NVLinks, by the alert about them",
+    f"group by ({_OF_LINK}, link) (\n{indent(_any(_faulty()), '  ')}\n)",
+    ("UUID", "alertname", "link"),
+)
+
+
+def _links() -> str:
+    """Return firing alerts about links of a GPU with the link, or the number of links if there are several.
+
+    Other alerts about the network have the port nearest to their GPU, if it is a single one.
+    """
+    faulty, number = FAULTY_LINKS.record, f"count by ({_OF_LINK}) ({FAULTY_LINKS.record})"
+    several = f'count_values by ({_OF_LINK}) ("number", {number} > 1)'
+    nearest = f"group by ({_GPU}, link) ({_port(m.NIC_INFO.name)})"
+    others = _ALERTS.replace("}", f', domain="{Domain.NETWORK.value}", UUID!=""}}')
+    return f"""{_ALERTS} * on ({_OF_LINK}) group_left (link) (
+  {faulty} and on ({_OF_LINK}) {number} == 1
+  or
+  label_replace({several}, "link", "$1 links", "number", "(.+)")
+)
+or ignoring (link)
+{others} * on ({_GPU}) group_left (link) (
+  {nearest}
+  and on ({_GPU})
+  count by ({_GPU}) ({nearest}) == 1
+)"""
+
+
+ALERT_LINKS = Aggregate(
+    "gpu:alert_link:info",
+    "Firing alerts with the network port or the NVLink that they are about, if it is known",
+    _links(),
+    (*_LABELS, "link"),
+)
 # Read by an alert that must fire soon.
 ALERTS = (FIRING, ALL, NODES)
-INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, SINCE, OPEN_SINCE, OPEN_EXPLAINED)
+INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, SINCE, OPEN_SINCE, OPEN_EXPLAINED, RANKS, FAULTY_LINKS, ALERT_LINKS)
 # Whom they hit, which needs the shares of the time of all GPUs.
 COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST)

@@ -314,7 +314,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         rule["keep_firing_for"] = duration(mode.kept)
     rule["labels"] = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
     rule["annotations"] = {
-        "summary": mode.summary.replace("{gpu}", _gpu(mode)).replace("{job}", JOB),
+        "summary": mode.summary.replace("{gpu}", _gpu(mode)).replace("{job}", JOB) + alert_texts.link(mode),
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": _dashboard(mode),
