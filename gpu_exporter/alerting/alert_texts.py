@@ -74,9 +74,9 @@ def link(mode: FailureMode) -> str:
     """Return a template for the end of the summary of an alert about links of a GPU: which ones; empty for others."""
     if mode.name in NVLINK_FAULTS:
         found, selector = NVLINK_FAULTS[mode.name], "{cluster=%q, gpu_uuid=%q}"
-        for name in (_LINK_UP, _LINK_ERRORS):
-            found = found.replace(name, f"{name}{selector}")
-        words = 'NVLink {{ label "nvlink" . }}'
+        for metric in (_LINK_UP, _LINK_ERRORS):
+            found = found.replace(metric, f"{metric}{selector}")
+        name, words = "nvlink", 'NVLink {{ label "nvlink" . }}'
     elif mode.domain is Domain.NETWORK and "{gpu}" in mode.summary:
         fault = next((fault for fault, name in NIC_FAULTS.items() if name == mode.name), "")
         found = (
@@ -84,11 +84,11 @@ def link(mode: FailureMode) -> str:
             if fault
             else f"{m.NIC_INFO}{{cluster=%q, UUID=%q}}"
         )
-        words = '{{ label "device" . }} port {{ label "port" . }}'
+        name, words = "device", '{{ label "device" . }} port {{ label "port" . }}'
     else:
         return ""
     return (
-        f"{{{{ with printf `{found}` $labels.cluster $labels.UUID | query }}}}: "
+        f"{{{{ with printf `{found}` $labels.cluster $labels.UUID | query | sortByLabel `{name}` }}}}: "
         f"{{{{ range $n, $_ := . }}}}{{{{ if $n }}}}, {{{{ end }}}}{words}{{{{ end }}}}{{{{ end }}}}"
     )
 
