@@ -26,6 +26,8 @@ SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.I
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
 # What a row of a single GPU names besides.
 SINGLE = ("gpu", "rank")
+# What the row of an alert about a network port or an NVLink names.
+LINK = "link"
 # Numbers of a row of incidents that are labels, so that they need no queries of their own.
 NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 # Whether no other alert explains an alert.

@@ -25,7 +25,6 @@ from content.dashboards.frame import (
 )
 from content.dashboards.queries import Query
 from gpu_exporter.alerting.boards import Board
-from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 
 # Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
@@ -236,7 +235,7 @@ def reachable(board: Board, height: int = TILE) -> Any:
         "both numbers are equal, and the number of all of these GPUs.",
         "see GpuLost in the table of alerts; `gpu-exporter doctor` on the node says why a GPU is not read.",
     )
-    up = f"count(count by (cluster, UUID) ({q.selected(board, s.UP)} == 1))"
+    up = f"count(count by (cluster, UUID) ({q.devices(board)} unless on (cluster, UUID) {q.lost(board)}))"
     return number_of_all(about, up, _monitored(board), height=height)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpu_exporter.alerting.aggregates import CLUSTER_GPUS, SHARE, Aggregate
+from gpu_exporter.alerting.aggregates import CLUSTER_GPUS, LOST_GPUS, SHARE, Aggregate
 from gpu_exporter.alerting.boards import Board, page, panel_id
 from gpu_exporter.alerting.identity import ALERT_OWNER
 from gpu_exporter.alerting.rules import SLOW
@@ -253,7 +253,7 @@ def class_of(board: Board) -> str:
 
 def lost(board: Board) -> str:
     """Return the GPUs that do not answer."""
-    return f"{selected(board, s.UP)} == 0"
+    return selected(board, LOST_GPUS)
 
 
 def or_lost(board: Board, values: Query) -> Query:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from textwrap import indent
 
-from gpu_exporter.alerting.aggregates import GPUS, OWN_WASTE, SHARE, WAITING, WAITING_TIME, WAITS, Aggregate
+from gpu_exporter.alerting.aggregates import (
+    GPUS,
+    OWN_WASTE,
+    SHARE,
+    WAITING,
+    WAITING_TIME,
+    WAITS,
+    WASTED_COST,
+    Aggregate,
+)
 from gpu_exporter.alerting.alert_texts import NIC_FAULTS, NVLINK_FAULTS
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
@@ -271,6 +280,26 @@ OPEN_COST = Aggregate(
 )
 
 
+_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
+_IN_INCIDENTS = f"""(
+  {_OWN_OF_DEVICE} and on ({_DEVICE}) {_OF_GPUS}
+  or
+  {_OWN_OF_DEVICE} and on ({_JOB}) {_OF_WHOLE}
+)"""
+UNEXPLAINED_COST = Aggregate(
+    "workload:unexplained_cost:usd_per_hour",
+    "Price of the wasted GPU time that no incident explains",
+    f"""clamp_min({WASTED_COST.record} - on ({_JOB}) sum by ({_JOB}) (
+  label_replace({_IN_INCIDENTS}, "part", "own", "", "")
+  or
+  label_replace({WAITING_TIME.record} and on ({_JOB}) {HOLDERS.record}, "part", "waiting", "", "")
+) * {{usdPerGpuHour}}, 0)
+or
+{WASTED_COST.record}""",
+    LABELS[Place.JOB],
+)
+
+
 def _effects() -> Iterator[str]:
     """Yield for each place how many alerts there the causes of incidents explain."""
     widest = {
@@ -368,8 +397,27 @@ ALERT_LINKS = Aggregate(
     _links(),
     (*_LABELS, "link"),
 )
+_WITH_LINK = f"{PLACES.record} * on ({_OF_LINK}) group_left (link) group by ({_OF_LINK}, link) ({ALERT_LINKS.record})"
+OPEN_LINK = Aggregate(
+    "incident:open:link",
+    "Network port or NVLink that an incident is about, if it is a single one",
+    f"0 * ({_named(_WITH_LINK, 'link')}) + 1",
+    ("alertname", "severity", CAUSE, XID, "place", "link"),
+)
 # Read by an alert that must fire soon.
 ALERTS = (FIRING, ALL, NODES)
-INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, SINCE, OPEN_SINCE, OPEN_EXPLAINED, RANKS, FAULTY_LINKS, ALERT_LINKS)
+INCIDENTS = (
+    EXPLAINED,
+    CAUSES,
+    PLACES,
+    OPEN,
+    SINCE,
+    OPEN_SINCE,
+    OPEN_EXPLAINED,
+    RANKS,
+    FAULTY_LINKS,
+    ALERT_LINKS,
+    OPEN_LINK,
+)
 # Whom they hit, which needs the shares of the time of all GPUs.
-COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST)
+COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST, UNEXPLAINED_COST)

@@ -194,7 +194,7 @@ OWN_INTERVAL = (
 def _recorded(limits: Limits) -> Groups:
     return [
         RuleGroup("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
-        RuleGroup(OF_BOARD, list(_signals(OF_BOARD))),
+        RuleGroup(OF_BOARD, [*_signals(OF_BOARD), *_aggregates([aggregates.LOST_GPUS])]),
         RuleGroup(OF_INSTANCE, list(_signals(OF_INSTANCE)), SLOW),
         RuleGroup(OF_GPU, list(_signals(OF_GPU)), SLOW),
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
