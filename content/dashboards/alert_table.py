@@ -15,8 +15,10 @@ from content.dashboards.queries import Query
 from content.dashboards.tables import CENTS, NONE, SINCE, ZERO, coloured_text, merged, numeric, override, texts
 from gpu_exporter.alerting import incidents as i
 from gpu_exporter.alerting.aggregates import Aggregate
+from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.signal import DEVICE
 
@@ -26,8 +28,10 @@ SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.I
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
 # What a row of a single GPU names besides.
 SINGLE = ("gpu", "rank")
-# What the row of an alert about a network port or an NVLink names.
-LINK = "link"
+# The modes whose alerts may be about a network port or an NVLink that is known.
+OF_LINKS = frozenset(
+    {*NVLINK_FAULTS, *(mode.name for mode in MODES if mode.domain is Domain.NETWORK and "{gpu}" in mode.summary)}
+)
 # Numbers of a row of incidents that are labels, so that they need no queries of their own.
 NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 # Whether no other alert explains an alert.
@@ -145,8 +149,17 @@ def _of_cluster(board: Board, what: Aggregate) -> str:
 
 
 def _with_first_step(alerts: str) -> str:
-    """Add the name of each alert as a further label, which a table shows as what to do first."""
-    return f'label_replace({alerts}, "first", "$1", "alertname", "(.*)")'
+    """Add the name of each alert, with its link if that is known, as a further label.
+
+    A table shows this label as what to do first.
+    """
+    joined = f'label_join({alerts}, "first", " ", "alertname", "link")'
+    return f'label_replace({joined}, "first", "$1", "first", "(.*) ")'
+
+
+def _with_names(board: Board, rows: str) -> str:
+    """Return rows of a table with the rank of their GPU, and the link that they are about, if these are known."""
+    return f"({rows}) * on ({i.ROW_KEY}) group_left (rank, link) {_of_cluster(board, i.NAMES)}"
 
 
 def _rows(
@@ -162,16 +175,17 @@ def _rows(
     # Alerts about nodes and jobs have a time, but no number of GPUs.
     of_gpus = q.with_owner(q.having(found, "UUID"))
     if by_gpu:
-        return grouped(of_gpus, by=columns), _with_role(board, domains, grouped(began, "min", columns))
+        rows = _with_names(board, grouped(began, "min", columns))
+        return grouped(of_gpus, by=columns), _with_role(board, domains, rows)
     naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
     # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
-    rows = _with_role(board, domains, f"0 * ({naming(q.with_owner(found))}) + {times}")
+    rows = _with_role(board, domains, _with_names(board, f"0 * ({naming(q.with_owner(found))}) + {times}"))
     if Domain.DISTRIBUTED in domains:
         stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STANDS_STILL[1:]), "min")
         stalled = f"({_with_role(board, domains, stalled)})"
         rows = f"{_of_culprit(board, stalled)} or on ({', '.join(OF_JOB)}) ({rows})"
-    return naming(of_gpus), rows
+    return f"sum without (rank) ({naming(of_gpus)})", rows
 
 
 def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: int, *, by_cost: bool = False) -> Any:
@@ -228,7 +242,8 @@ def _shortened(step: str) -> str:
 
 def _with_culprit(board: Board, incidents: str) -> str:
     """Return incidents; that of a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
-    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {incidents}"
+    named = _with_names(board, incidents)
+    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {named}"
 
 
 def _of_culprit(board: Board, stalls: str) -> str:

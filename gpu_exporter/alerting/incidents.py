@@ -397,12 +397,31 @@ ALERT_LINKS = Aggregate(
     _links(),
     (*_LABELS, "link"),
 )
-_WITH_LINK = f"{PLACES.record} * on ({_OF_LINK}) group_left (link) group by ({_OF_LINK}, link) ({ALERT_LINKS.record})"
-OPEN_LINK = Aggregate(
-    "incident:open:link",
-    "Network port or NVLink that an incident is about, if it is a single one",
-    f"0 * ({_named(_WITH_LINK, 'link')}) + 1",
-    ("alertname", "severity", CAUSE, XID, "place", "link"),
+# What identifies a row of a table of alerts or incidents; the GPU, or the node, is missing if there are several.
+ROW_KEY = "cluster, alertname, node, gpu"
+_ON_NODE, _SEVERAL = "cluster, alertname, node", f"or on ({ROW_KEY})"
+_RANKED = f"""topk by ({ROW_KEY}) (1,
+  group by ({ROW_KEY}, rank) ({ALL.record}{{rank!=""}})
+  {_SEVERAL}
+  group by ({ROW_KEY}, rank) (group by ({ROW_KEY}, UUID) ({ALL.record}{{UUID!=""}}) * on ({_GPU}) group_left (rank) {RANKS.record})
+)
+{_SEVERAL}
+group by ({ROW_KEY}) ({ALL.record})"""
+_LINKED = f"topk by ({ROW_KEY}) (1, group by ({ROW_KEY}, link) ({ALERT_LINKS.record}))"
+_OF_NODE = f"group by ({_ON_NODE}, link) ({ALERT_LINKS.record})"
+NAMES = Aggregate(
+    "incident:row:info",
+    "What a row of a table of alerts names besides: the rank of its GPU, and the network port or NVLink, if it is one",
+    f"""({_RANKED}) * on ({ROW_KEY}) group_left (link) {_LINKED}
+{_SEVERAL}
+{_RANKED}
+{_SEVERAL}
+({_OF_NODE} and on ({_ON_NODE}) count by ({_ON_NODE}) ({_OF_NODE}) == 1)
+{_SEVERAL}
+group by ({_ON_NODE}) ({ALL.record})
+{_SEVERAL}
+group by (cluster, alertname) ({ALL.record})""",
+    ("alertname", "node", "gpu", "rank", "link"),
 )
 # Read by an alert that must fire soon.
 ALERTS = (FIRING, ALL, NODES)
@@ -417,7 +436,7 @@ INCIDENTS = (
     RANKS,
     FAULTY_LINKS,
     ALERT_LINKS,
-    OPEN_LINK,
+    NAMES,
 )
 # Whom they hit, which needs the shares of the time of all GPUs.
 COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST, UNEXPLAINED_COST)

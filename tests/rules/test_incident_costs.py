@@ -148,7 +148,12 @@ class Unexplained:
         waits = {Cause.PEERS: 0.5, Cause.HOST: 0.25}
         gpus = [
             diagnosed_gpu(
-                0, "GpuThermalThrottling", "GpuLoaderStorageBound", job="a", class_name="host-bound", shares={Cause.HOST: 0.5}
+                0,
+                "GpuThermalThrottling",
+                "GpuLoaderStorageBound",
+                job="a",
+                class_name="host-bound",
+                shares={Cause.HOST: 0.5},
             ),
             *(diagnosed_gpu(gpu, job="a", class_name="waiting", shares=waits) for gpu in (1, 2)),
             diagnosed_gpu(3, job="b", class_name="host-bound", shares={Cause.HOST: 0.5}),
