@@ -88,8 +88,8 @@ def firing(
         "a while before they fire.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical alerts come first, then root causes, by *cost/h* and time. Begin with a *root cause*, which no other "
-        "alert explains: symptoms end with it. The name of an alert opens its runbook. Only alerts about one rank of a "
-        "job name its *rank*.",
+        "alert explains: symptoms end with it. The name of an alert opens its runbook. *what to do first* begins with "
+        "the network port or the NVLink that an alert is about, if the exporter knows it.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
     after_node = columns.index("node") + 1
@@ -259,13 +259,18 @@ def _overrides(queries: Sequence[Query], modes: Sequence[FailureMode]) -> list[A
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     # Without what else a mapping may have, because there are many.
     texts_of = {mode.name: first_step(mode) for mode in modes} | {SYMPTOM: BEGIN_WITH_CAUSE}
-    steps = {"type": "value", "options": {name: {"text": text} for name, text in texts_of.items()}}
+    steps: list[dict[str, Any]] = [
+        {"type": "value", "options": {name: {"text": text} for name, text in texts_of.items()}}
+    ]
+    steps += [
+        {"type": "regex", "options": {"pattern": f"^{name} (.+)$", "result": {"text": f"$1: {texts_of[name]}"}}}
+        for name in sorted(OF_LINKS & texts_of.keys())
+    ]
     return [
         *(numeric(each, optional=True) for each in queries),
-        override("first", {"id": "mappings", "value": [steps]}),
+        override("first", {"id": "mappings", "value": steps}),
         *(override(name, texts(ZERO)) for name in NUMBERS),
         override("severity", texts(colours), coloured_text()),
-        override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job
     ]
 
 
@@ -291,11 +296,3 @@ def _naming_the_culprit(board: Board, alerts: str) -> str:
         f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(q.stalls(board))}"
     )
     return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts)})"
-
-
-def _every_text(colour: str) -> dict[str, Any]:
-    """Return the property that shows all texts in a colour, but not the absence of one."""
-    return {
-        "id": "mappings",
-        "value": [{"type": "regex", "options": {"pattern": ".+", "result": {"color": colour, "index": 0}}}],
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from content.dashboards import grafana, queries
@@ -24,7 +25,9 @@ from content.dashboards.frame import (
     targets,
 )
 from content.dashboards.queries import Query
+from gpu_exporter.alerting.aggregates import WASTED_COST
 from gpu_exporter.alerting.boards import Board
+from gpu_exporter.alerting.incidents import UNEXPLAINED_COST
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 
 # Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
@@ -32,6 +35,8 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
 # Ends the legend of a number of GPUs that is not that of all.
 FEWER = ", not all"
+# What waste is named, and a column with it, that no incident explains.
+NO_INCIDENT = "no incident"
 # Rows of the grid that a panel with a number has.
 TILE = 4
 # A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
@@ -193,12 +198,17 @@ def pair(
     height: int = TILE,
     colours: Sequence[str] = (),
 ) -> Any:
-    """Return a panel with two current numbers, each with its legend.
+    """Return a panel with two current numbers, each with its legend; their queries have no labels.
 
     With `colours`, the background of a number is green at zero, and above in its colour; grey without a value.
     """
-    panel = number(title, about, first, [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
-    panel.targets = targets([first, second], instant=True)
+    queries = [first, second]
+    if not colours and not any("{" in each.legend for each in queries):
+        # One query, because the first screen of a dashboard may not have many.
+        named = (f'label_replace({each.expr}, "number", "{each.legend}", "", "")' for each in queries)
+        queries = [replace(first, expr=" or ".join(named), legend="{{number}}")]
+    panel = number(title, about, queries[0], [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
+    panel.targets = targets(queries, instant=True)
     panel.textMode = "value_and_name"
     if height < TILE:
         panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12}}}
@@ -212,6 +222,25 @@ def pair(
         for steps in [[ColourStep(None, GREY), ColourStep(0, GREEN), ColourStep(1, colour)]]
     ]
     return panel
+
+
+def wasted(board: Board, about: str, *, height: int = TILE) -> Any:
+    """Return what the selected GPUs waste per hour, and how much of that no incident in the table explains.
+
+    `about` says what waste is.
+    """
+    return pair(
+        "Wasted per hour",
+        About(
+            f"{about} *{NO_INCIDENT}*: the part that no incident in the table explains, such as the gaps between the "
+            "kernels of a program. The costs of incidents add up to the rest, unless ranks wait for several of them.",
+            "a small share of the cost of all GPUs.",
+            "the table of incidents says what to do about the largest; the bottleneck of each GPU shows the rest.",
+        ),
+        Query(f"sum({q.selected(board, WASTED_COST)})", "in all", "currencyUSD"),
+        Query(f"sum({q.selected(board, UNEXPLAINED_COST)})", NO_INCIDENT, "currencyUSD"),
+        height=height,
+    )
 
 
 def watched(board: Board, width: int = 4, height: int = TILE) -> Any:

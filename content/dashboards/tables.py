@@ -41,7 +41,7 @@ LINKED_COLUMNS = {
     },
 }
 TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job", "first": "what to do first"}
-TITLES |= {"usd": "cost/h"}
+TITLES |= {"usd": "cost/h", "line": "line of code"}
 # The label that `queries.with_cluster` adds if there are several clusters, in place of that of the row.
 TITLES |= {q.NAME_OF_CLUSTER: "cluster"}
 TITLES |= {"driver_version": "driver", "pci_bus_id": "PCI address", "message_size": "message size"}
@@ -72,7 +72,8 @@ LEAST = {
     "node": 104,
     "first": 128,
     "cause": 150,
-    "UUID": 110,
+    "UUID": 300,
+    "line": 156,
     "pod": 110,
     "action": 110,
     "operation": 96,
@@ -125,6 +126,7 @@ def table(
     height: int = 8,
     sort: str | Sequence[str] = "",
     empty: str = ABSENT,
+    links: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
     """Return a table with one row per combination of the labels of `columns`, and one further column per query.
 
@@ -149,7 +151,9 @@ def table(
     for name, colours in {**plain, **columns.steps}.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(override(name, thresholds, coloured_text()))
-    return merged(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
+    made = merged(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
+    made.links = list(links)
+    return made
 
 
 def _has(query: Query, added: Collection[str]) -> bool:

@@ -60,13 +60,14 @@ VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "worklo
 HISTOGRAMS = {f"{row}_bucket" for row in m.METRICS if row.kind is Kind.HISTOGRAM}
 IDENTITY = {m.INFO.name, m.POD_INFO.name, m.XID_LAST.name}
 PROFILES = {m.IDLE_CAUSE.name, m.KERNEL_CLASS.name}
+LINES = {m.WAITING_LINE.name}
 FABRIC = {m.NIC_INFO.name, m.NVLINK_SPEED.name, m.NCCL_BUS.name}
 SHARING = {row.name for row in (m.POD_MEMORY, m.POD_SM, m.DURATION, m.RENDER_TIME, m.FAILURES, m.MISSED)}
 SHARING |= {row.name for row in (m.CHECK_PASSED, m.CHECK_AT, m.CHECK_RATE, m.CHECK_BANDWIDTH)}
 SERVERS = {*(f"{name}_bucket" for name in serving.FIRST_TOKEN), *serving.CACHE}
 DIRECT = {
-    "gpu": HISTOGRAMS | IDENTITY | PROFILES | SHARING,
-    "job": HISTOGRAMS | PROFILES | FABRIC,
+    "gpu": HISTOGRAMS | IDENTITY | PROFILES | LINES | SHARING,
+    "job": HISTOGRAMS | PROFILES | LINES | FABRIC,
     "node": FABRIC | SHARING - {m.POD_MEMORY.name, m.POD_SM.name},
     "server": SERVERS | PROFILES,
 }
@@ -413,7 +414,7 @@ def test_alerts_without_a_gpu_have_no_number_of_gpus() -> None:
 def test_queries_on_servers_are_those_of_the_pod() -> None:
     """What no rule records has the labels of the pod only after its rewriting: it is joined with recorded series."""
     found = [text for text in expressions(BOARDS["server"]) if any(name in text for name in SERVERS)]
-    assert len(found) == 5
+    assert len(found) == 4
     assert all(
         re.search(r'and on \(cluster, namespace, pod\) pod:requests:count{.*pod=~"\$pod"', each) for each in found
     )
