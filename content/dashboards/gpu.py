@@ -30,7 +30,7 @@ BOARD = GPU
 _IDENTITY = ("gpu", "model", "UUID", "serial", "driver_version", "pci_bus_id", "link", "slot")
 _HOLDER = ("namespace", "workload", "pod", "rank", "line", "cause")
 # Rows of the grid of what is above the first row of graphs.
-IDENTITY, HOLDER, TILES, ALERTS = 3, 3, 3, 5
+IDENTITY, HOLDER, TILES, ALERTS = 4, 4, 3, 5
 # Gives the lower end of the band of power its name, by which the upper end finds it.
 SWING = Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW)
 LOWEST, HIGHEST = "swings down to", "swings up to"

@@ -53,7 +53,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
                 *loops.progress(),
                 firing(BOARD, modes, list(Domain), 24, by_owner=True, height=ALERTS),
                 _ranks(),
-                class_timeline(BOARD, 7, RANKS, _classes()),
+                class_timeline(BOARD, 8, RANKS, _classes()),
             ],
         ),
         BoardRow("Which rank holds up the job?", _bands()),
@@ -207,7 +207,7 @@ def _ranks() -> object:
             answers=[each.name for each in values],
         ),
         sort="state",
-        width=17,
+        width=16,
         height=RANKS,
     )
 
