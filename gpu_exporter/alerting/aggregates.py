@@ -124,10 +124,10 @@ WASTED_COST = _of_workload(
 # Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
 # well, and its ranks spend some of their time waiting.
 _PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
-_WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
+WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
 WAITS = (
     f"{_PEERS} >= {LEAST_LOSS} and on ({_DEVICE}) "
-    f"({_WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD}))"
+    f"({WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD}))"
 )
 _ON_NODE = "cluster, node, namespace, workload"
 WAITING = Aggregate(

@@ -14,6 +14,7 @@ from gpu_exporter.alerting.aggregates import (
     OWN_WASTE,
     SHARE,
     WAITING,
+    WAITING_CLASS,
     WAITING_TIME,
     WAITS,
     WASTED_COST,
@@ -22,7 +23,6 @@ from gpu_exporter.alerting.aggregates import (
 from gpu_exporter.alerting.alert_texts import NIC_FAULTS, NVLINK_FAULTS
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.bottlenecks import CLASS, WAITING_CLASSES
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
@@ -170,7 +170,6 @@ OPEN_SINCE = Aggregate(
 # nothing else holds up their job.
 _OWNER = ", ".join(LABELS[Place.JOB])
 _JOB, _DEVICE, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE), ", ".join(DEVICE[1:])
-_WAITING_CLASS = f'{CLASS}{{class=~"{"|".join(WAITING_CLASSES)}"}}'
 
 
 def _of_jobs(modes: Iterable[FailureMode], more: str = "") -> str:
@@ -186,8 +185,8 @@ def _holding(more: str = "") -> str:
     always = _of_jobs((mode for mode in others if mode.cause is Cause.PEERS), more)
     unless_waiting = _of_jobs((mode for mode in others if mode.cause is not Cause.PEERS), more)
     return (
-        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {_WAITING_CLASS})\nor\n"
-        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {_WAITING_CLASS})"
+        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {WAITING_CLASS})\nor\n"
+        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {WAITING_CLASS})"
     )
 
 
@@ -400,10 +399,11 @@ ALERT_LINKS = Aggregate(
 # What identifies a row of a table of alerts or incidents; the GPU, or the node, is missing if there are several.
 ROW_KEY = "cluster, alertname, node, gpu"
 _ON_NODE, _SEVERAL = "cluster, alertname, node", f"or on ({ROW_KEY})"
+_OF_GPU_ALERTS = f'group by ({ROW_KEY}, UUID) ({ALL.record}{{UUID!=""}})'
 _RANKED = f"""topk by ({ROW_KEY}) (1,
   group by ({ROW_KEY}, rank) ({ALL.record}{{rank!=""}})
   {_SEVERAL}
-  group by ({ROW_KEY}, rank) (group by ({ROW_KEY}, UUID) ({ALL.record}{{UUID!=""}}) * on ({_GPU}) group_left (rank) {RANKS.record})
+  group by ({ROW_KEY}, rank) ({_OF_GPU_ALERTS} * on ({_GPU}) group_left (rank) {RANKS.record})
 )
 {_SEVERAL}
 group by ({ROW_KEY}) ({ALL.record})"""
