@@ -11,7 +11,7 @@ from content.dashboards.frame import BLUE, DARK_RED, GREEN, GREY, LIVE_PAGE, RED
 from content.dashboards.graphs import GraphStyle, Legend, band, dashed, hues, lines, time_shares
 from content.dashboards.panels import LIMITS, class_timeline, named, number, pair, states, verdict
 from content.dashboards.queries import Query
-from content.dashboards.tables import SINCE, Columns, table
+from content.dashboards.tables import SINCE, Columns, override, table
 from gpu_exporter.alerting import training_jobs as t
 from gpu_exporter.alerting.boards import GPU
 from gpu_exporter.catalogue import metrics as m
@@ -29,6 +29,8 @@ BOARD = GPU
 
 _IDENTITY = ("gpu", "model", "UUID", "serial", "driver_version", "pci_bus_id", "link", "slot")
 _HOLDER = ("namespace", "workload", "pod", "rank", "line", "cause")
+# In place of the line of code of a GPU.
+NO_LINE = "none known: flame graph"
 # Rows of the grid of what is above the first row of graphs.
 IDENTITY, HOLDER, TILES, ALERTS = 4, 4, 3, 5
 # Gives the lower end of the band of power its name, by which the upper end finds it.
@@ -113,16 +115,19 @@ def _holder() -> object:
     ranks = f"{ranks} or on ({device}) group by ({device}, rank) ({pod})"
     waiting = holder
     for labels, known in (("pod", pod), ("rank", ranks), ("line, cause", why.waiting_lines(BOARD, "cause"))):
-        known = f"{known} or on ({device}) group by ({device}) ({holder})"
-        waiting = f"{waiting} * on ({device}) group_left ({labels}) ({known})"
+        others = f"group by ({device}) ({holder})"
+        if labels == "line, cause":
+            others = f'label_replace({others}, "line", "{NO_LINE}", "", "")'
+        waiting = f"{waiting} * on ({device}) group_left ({labels}) ({known} or on ({device}) {others})"
     words = {cause.value: (text, "text") for cause, text in STACK_WORDS.items()}
-    return table(
+    link = {"title": "Which line? Flame graph on the live page", "url": LIVE_PAGE, "targetBlank": True}
+    panel = table(
         "Who has it, and which line of code keeps it waiting?",
         About(
             "The workload and the pod that use the GPU, its rank, and the line of code at which the main thread spends "
             f"most of its time while the GPU waits, by the latest profile{why.LINE_NEEDED}",
-            "no line: the GPU does not wait for its host.",
-            "the line is what to change; the flame graph on the live page shows what it calls.",
+            f"*{NO_LINE}*: the GPU does not wait for its host.",
+            "the line is what to change; it links to the flame graph on the live page, which shows what it calls.",
         ),
         [
             Query(f"max by ({', '.join(_HOLDER)}) ({waiting})", "", "short"),
@@ -134,8 +139,10 @@ def _holder() -> object:
         ),
         width=24,
         height=HOLDER,
-        links=[{"title": "Which line? Flame graph on the live page", "url": LIVE_PAGE, "targetBlank": True}],
+        links=[link],
     )
+    panel.overrides = [*panel.overrides, override("line", {"id": "links", "value": [link]})]
+    return panel
 
 
 def _numbers() -> list[object]:

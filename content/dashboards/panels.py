@@ -126,14 +126,15 @@ def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Que
     """
     meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
     meanings += "\n- does not answer: see GpuLost"
+    each_of = "rank (its number, if known, comes first)" if of_ranks else "GPU"
     about = About(
-        f"The bottleneck class of each GPU over time:\n{meanings}",
+        f"The bottleneck class of each {each_of} over time:\n{meanings}",
         "compute-bound; memory-bound when generating tokens.",
         "open the runbook of the alert for this class (communicating: first check for stragglers). For mixed, use a "
         "profiler.",
     )
     return grafana.StateTimelinePanel(
-        **common("Bottleneck", about, width, height),
+        **common("Bottleneck by rank" if of_ranks else "Bottleneck", about, width, height),
         targets=targets([of_ranks or queries.classes_of(board)]),
         mappings=[_words(LIMITS)],
         colorMode="fixed",

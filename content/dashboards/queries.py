@@ -399,7 +399,7 @@ def classes_of_ranks(board: Board, culprits_now: str, rank: str, most: int) -> Q
     blamed = f'label_replace(({known}) and on ({device}) ({culprits_now}), "Culprit", "0", "", "")'
     others = f'label_replace(topk({most}, {known}), "Culprit", "1", "", "")'
     known = f"{blamed} or on ({device}) {others}"
-    known = f'label_replace({known}, "Rank", "rank $1 · ", "rank", "(.+)")'
+    known = f'label_replace({known}, "Rank", "$1 · ", "rank", "(.+)")'
     joined = f"({limit_of(board)}) * on ({device}) group_left (Culprit, Rank) ({known})"
     # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.
     joined = f'label_replace({joined}, "Rank", "$1", "Rank", "(.*)")'

@@ -73,7 +73,7 @@ LEAST = {
     "first": 128,
     "cause": 150,
     "UUID": 300,
-    "line": 156,
+    "line": 154,
     "pod": 110,
     "action": 110,
     "operation": 96,
@@ -81,6 +81,7 @@ LEAST = {
 }
 # Where a table says what to do, that takes the rest.
 BESIDE_TEXT = {"node": 110, "namespace": 84, "workload": 116}
+BESIDE_LINE = {"node": 104}
 NONE = "-"
 # The wasted share of a cost, orange from half upwards. By the amount, whoever has most GPUs would always be orange.
 SHARE_OF_COST, WASTEFUL = "of its cost", (ColourStep(None, "text"), ColourStep(0.5, ORANGE))
@@ -203,7 +204,7 @@ def coloured_text() -> dict[str, Any]:
 def _labels(columns: Sequence[str], nameless: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return overrides that show labels as text, name their columns and link them."""
     overrides = []
-    widths = WIDTHS | (BESIDE_TEXT if "first" in columns else {})
+    widths = WIDTHS | (BESIDE_TEXT if "first" in columns else BESIDE_LINE if "line" in columns else {})
     for name in columns:
         properties: list[dict[str, Any]] = [
             {"id": "unit", "value": "string"},
