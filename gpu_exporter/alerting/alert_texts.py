@@ -60,14 +60,22 @@ NIC_FAULTS = {"down": "GpuNicDown", "slow": "GpuNicSlowLink"}
 # The NVLinks that alerts are about: that are down although all should be up, and the one with most errors. Only with
 # `--metrics full`.
 _EXPECTED, _THERE = (f"max by (cluster, UUID) ({metric})" for metric in (m.NVLINK_EXPECTED, m.NVLINK_COUNT))
-_ALL_EXPECTED = f'label_replace({_EXPECTED} == {_THERE}, "gpu_uuid", "$1", "UUID", "(.+)")'
 _LINK_UP, _LINK_ERRORS = m.LINK_UP.name, m.LINK_ERRORS[0].name
+
+
+def _of_gpu(links: str) -> str:
+    """Return series of NVLinks with the label of their GPU that other series have."""
+    return f'label_replace({links}, "UUID", "$1", "gpu_uuid", "(.+)")'
+
+
 NVLINK_FAULTS = {
-    "GpuNvlinkDown": f"({_LINK_UP} == 0 and on (cluster, gpu_uuid) {_ALL_EXPECTED})",
+    "GpuNvlinkDown": f"({_of_gpu(f'{_LINK_UP} == 0')} and on (cluster, UUID) {_EXPECTED} == {_THERE})",
     "GpuNvlinkErrors": (
-        f"(topk by (cluster, gpu_uuid) (1, sum by (cluster, gpu_uuid, nvlink) (increase({_LINK_ERRORS}[1h]))) > 0)"
+        "(topk by (cluster, UUID) (1, "
+        f"sum by (cluster, UUID, nvlink) ({_of_gpu(f'increase({_LINK_ERRORS}[1h])')})) > 0)"
     ),
 }
+_OF_GPU = "cluster=%q, UUID=%q"
 
 
 def link(mode: FailureMode) -> str:
@@ -79,11 +87,7 @@ def link(mode: FailureMode) -> str:
         name, words = "nvlink", 'NVLink {{ label "nvlink" . }}'
     elif mode.domain is Domain.NETWORK and "{gpu}" in mode.summary:
         fault = next((fault for fault, name in NIC_FAULTS.items() if name == mode.name), "")
-        found = (
-            f'{m.NIC_FAULT}{{cluster=%q, UUID=%q, fault="{fault}"}}'
-            if fault
-            else f"{m.NIC_INFO}{{cluster=%q, UUID=%q}}"
-        )
+        found = f'{m.NIC_FAULT}{{{_OF_GPU}, fault="{fault}"}}' if fault else f"{m.NIC_INFO}{{{_OF_GPU}}}"
         name, words = "device", '{{ label "device" . }} port {{ label "port" . }}'
     else:
         return ""

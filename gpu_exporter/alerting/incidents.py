@@ -356,7 +356,6 @@ def _faulty() -> Iterator[str]:
     for fault, name in NIC_FAULTS.items():
         yield _of_alert(name, _port(f'{m.NIC_FAULT}{{fault="{fault}"}}'))
     for name, links in NVLINK_FAULTS.items():
-        links = f'label_replace({links}, "UUID", "$1", "gpu_uuid", "(.+)")'
         yield _of_alert(name, f'label_replace({links}, "link", "NVLink $1", "nvlink", "(.+)")')
 
 
@@ -399,19 +398,12 @@ ALERT_LINKS = Aggregate(
 # What identifies a row of a table of alerts or incidents; the GPU, or the node, is missing if there are several.
 ROW_KEY = "cluster, alertname, node, gpu"
 _ON_NODE, _SEVERAL = "cluster, alertname, node", f"or on ({ROW_KEY})"
-_OF_GPU_ALERTS = f'group by ({ROW_KEY}, UUID) ({ALL.record}{{UUID!=""}})'
-_RANKED = f"""topk by ({ROW_KEY}) (1,
-  group by ({ROW_KEY}, rank) ({ALL.record}{{rank!=""}})
-  {_SEVERAL}
-  group by ({ROW_KEY}, rank) ({_OF_GPU_ALERTS} * on ({_GPU}) group_left (rank) {RANKS.record})
-)
-{_SEVERAL}
-group by ({ROW_KEY}) ({ALL.record})"""
+_RANKED = f"""topk by ({ROW_KEY}) (1, group by ({ROW_KEY}, rank) ({ALL.record}))"""
 _LINKED = f"topk by ({ROW_KEY}) (1, group by ({ROW_KEY}, link) ({ALERT_LINKS.record}))"
 _OF_NODE = f"group by ({_ON_NODE}, link) ({ALERT_LINKS.record})"
 NAMES = Aggregate(
     "incident:row:info",
-    "What a row of a table of alerts names besides: the rank of its GPU, and the network port or NVLink, if it is one",
+    "What a row of a table of alerts names besides: the rank of the alert, and its network port or NVLink",
     f"""({_RANKED}) * on ({ROW_KEY}) group_left (link) {_LINKED}
 {_SEVERAL}
 {_RANKED}
@@ -433,7 +425,6 @@ INCIDENTS = (
     SINCE,
     OPEN_SINCE,
     OPEN_EXPLAINED,
-    RANKS,
     FAULTY_LINKS,
     ALERT_LINKS,
     NAMES,

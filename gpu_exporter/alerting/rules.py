@@ -200,7 +200,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         RuleGroup("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
         RuleGroup("gpu-time", _time_shares(limits), SLOWEST),
-        RuleGroup("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
+        RuleGroup("gpu-jobs", _aggregates((*training_jobs.JOBS, incidents.RANKS)), SLOW),
         RuleGroup("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         RuleGroup("gpu-accounting", list(_priced((*aggregates.COSTS, training_jobs.TOKEN_COST), limits)), SLOW),
         RuleGroup("gpu-reports", _aggregates(hourly_sums.REPORTS), hourly_sums.EVERY),
