@@ -22,7 +22,7 @@ from content.dashboards.frame import DARK_RED, GREY, LIVE_PAGE
 from content.dashboards.mode_panels import shown
 from gpu_exporter.alerting import boards, rules, serving
 from gpu_exporter.alerting.aggregates import SHARE
-from gpu_exporter.alerting.incidents import SINCE
+from gpu_exporter.alerting.incidents import RANKS, SINCE
 from gpu_exporter.catalogue import bottlenecks, failure_modes, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
@@ -338,11 +338,13 @@ def test_queries_read_only_recorded_series(name: str) -> None:
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
-        # And what share of a GPU an idle MIG instance is, and the ranks that hold up a job that hangs.
+        # And what share of a GPU an idle MIG instance is, the ranks of GPUs with an alert, and those that hold up a job
+        # that hangs.
         assert {text for text in found if text.startswith("gpu:")} == {
             *xids,
             SHARE.record,
             SINCE.record,
+            RANKS.record,
             record_of(bottlenecks.SPINNING),
         }
 
