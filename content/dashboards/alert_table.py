@@ -28,6 +28,7 @@ SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.I
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
 # What a row of a single GPU names besides.
 SINGLE = ("gpu", "rank")
+OF_GPU = "cluster, node, gpu"
 # The modes whose alerts may be about a network port or an NVLink that is known.
 OF_LINKS = frozenset(
     {*NVLINK_FAULTS, *(mode.name for mode in MODES if mode.domain is Domain.NETWORK and "{gpu}" in mode.summary)}
@@ -157,9 +158,24 @@ def _with_first_step(alerts: str) -> str:
     return f'label_replace({joined}, "first", "$1", "first", "(.*) ")'
 
 
+def _ranks(board: Board) -> str:
+    """Return how rows of a table get the rank of their GPU, if it is known."""
+    ranks = f"max by ({OF_GPU}, rank) ({_of_cluster(board, i.RANKS)})"
+    return f"* on ({OF_GPU}) group_left (rank) {ranks}"
+
+
 def _with_names(board: Board, rows: str) -> str:
-    """Return rows of a table with the rank of their GPU, and the link that they are about, if these are known."""
-    return f"({rows}) * on ({i.ROW_KEY}) group_left (rank, link) {_of_cluster(board, i.NAMES)}"
+    """Return rows of alerts with the rank of their GPU, and the link that they are about, if these are known."""
+    names = _of_cluster(board, i.NAMES)
+    names = f"{names} {_ranks(board)} or on ({i.ROW_KEY}) {names}"
+    return f"({rows}) * on ({i.ROW_KEY}) group_left (rank, link) ({names})"
+
+
+def _named(board: Board, incidents: str) -> str:
+    """Return the same for incidents, of which there are fewer than of names."""
+    ranked = f"({incidents} {_ranks(board)} or on ({i.KEY}) {incidents})"
+    links = _of_cluster(board, i.NAMES).replace("}", ', link!=""}')
+    return f"({ranked} * on ({i.ROW_KEY}) group_left (link) {links} or on ({i.KEY}) {ranked})"
 
 
 def _rows(
@@ -242,8 +258,7 @@ def _shortened(step: str) -> str:
 
 def _with_culprit(board: Board, incidents: str) -> str:
     """Return incidents; that of a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
-    named = _with_names(board, incidents)
-    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {named}"
+    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {_named(board, incidents)}"
 
 
 def _of_culprit(board: Board, stalls: str) -> str:
