@@ -222,7 +222,8 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     since = f"({_with_culprit(board, q.selected(board, i.OPEN_SINCE))}) * 1000"
     for name, number in NUMBERS.items():
         counted = f'count_values by ({i.KEY}) ("{name}", {q.selected(board, number)})'
-        since = f"({since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since})"
+        every = f"group by ({i.KEY}) ({q.selected(board, i.OPEN)})"
+        since = f"{since} * on ({i.KEY}) group_left ({name}) ({counted} or on ({i.KEY}) {every})"
     timed = _with_first_step(q.with_runbooks(since if by_cost else q.with_order(since), modes))
     clusters = f"{q.CLUSTERS} or {q.selected(board, i.OPEN)}"
     queries = [

@@ -12,7 +12,7 @@ from content.dashboards.frame import DARK_RED, ORANGE, RED, TEAL, About, BoardRo
 from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, lines, time_shares
 from content.dashboards.panels import class_timeline, reachable
 from content.dashboards.queries import Query
-from content.dashboards.tables import Columns, table
+from content.dashboards.tables import NONE, Columns, table
 from gpu_exporter.alerting import training_jobs as t
 from gpu_exporter.alerting.boards import JOB
 from gpu_exporter.alerting.incidents import HELD
@@ -178,8 +178,9 @@ def _ranks() -> object:
     device = ", ".join(DEVICE)
     # A rank without a step timer in its loop has no number.
     numbered = f"topk by ({device}) (1, {q.selected(BOARD, t.RANK)}) or on ({device}) {q.devices(BOARD)}"
-    # The line that keeps the GPU of a rank waiting, of few ranks; the others have no such label.
-    line = f"{why.waiting_lines(BOARD)} or on (cluster, UUID) group by (cluster, UUID) ({q.devices(BOARD)})"
+    # The line that keeps the GPU of a rank waiting is known of few ranks.
+    others = f'label_replace(group by (cluster, UUID) ({q.devices(BOARD)}), "line", "{NONE}", "", "")'
+    line = f"{why.waiting_lines(BOARD)} or on (cluster, UUID) {others}"
     numbered = f"({numbered}) * on (cluster, UUID) group_left (line) ({line})"
     state = f"topk({MOST_RANKS}, {_state()}) * on ({device}) group_left (rank, line) ({numbered})"
     worst = f"topk({MOST_RANKS}, {_state()})"

@@ -8,7 +8,7 @@ from typing import Any
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, RED, About, BoardRow
 from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, dashed, hues, lines
-from content.dashboards.panels import number, pair
+from content.dashboards.panels import fitted, number, pair
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import training_jobs as t
@@ -78,7 +78,8 @@ def progress() -> list[object]:
         Query(f"max({step} * {speed} / {usual}) or on () 0 * max({step}) - 1", USUAL, "s"),
         height=TILES,
     )
-    no_history = {"id": "mappings", "value": [{"type": "value", "options": {"-1": {"text": NEW_JOB}}}]}
+    text = fitted(NEW_JOB)
+    no_history = {"id": "mappings", "value": [{"type": "value", "options": {"-1": {"text": text}}}]}
     unknown = {"matcher": {"id": "byName", "options": USUAL}, "properties": [no_history]}
     duration.overrides = [_coloured(SLOWER, ORANGE), unknown]
     return [

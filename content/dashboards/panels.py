@@ -32,7 +32,14 @@ from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 
 # Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
 NO_BREAK = "\N{NO-BREAK SPACE}"
-MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
+
+
+def fitted(text: str) -> str:
+    """Return a text that a panel with a number shows on one line."""
+    return text.replace(" ", NO_BREAK) + 2 * NO_BREAK
+
+
+MISSING = fitted(ABSENT)
 # Ends the legend of a number of GPUs that is not that of all.
 FEWER = ", not all"
 # What waste is named, and a column with it, that no incident explains.

@@ -413,6 +413,12 @@ def test_alerts_without_a_gpu_have_no_number_of_gpus() -> None:
                 assert without not in since
 
 
+@pytest.mark.parametrize("name", BOARDS)
+def test_queries_are_short(name: str) -> None:
+    """VictoriaMetrics refuses longer ones by default (`-search.maxQueryLen`)."""
+    assert max(map(len, expressions(BOARDS[name]))) < 16 << 10
+
+
 def test_queries_on_servers_are_those_of_the_pod() -> None:
     """What no rule records has the labels of the pod only after its rewriting: it is joined with recorded series."""
     found = [text for text in expressions(BOARDS["server"]) if any(name in text for name in SERVERS)]
