@@ -110,8 +110,10 @@ def _identity() -> object:
 def _holder() -> object:
     device = "cluster, UUID"
     holder, pod = q.devices(BOARD), f"topk by ({device}) (1, {q.direct(BOARD, m.POD_INFO)})"
-    # The rank that the training loop says, or that of the pod.
-    ranks = f"topk by ({device}) (1, group by ({device}, rank) ({q.selected(BOARD, t.RANK)}))"
+    # The rank that the training loop says, or said before the GPU was lost; otherwise that of the pod.
+    now = q.selected(BOARD, t.RANK)
+    said = f"{now} or last_over_time({now}[$__range]) and on ({device}) {q.lost(BOARD)}"
+    ranks = f"topk by ({device}) (1, group by ({device}, rank) ({said}))"
     ranks = f"{ranks} or on ({device}) group by ({device}, rank) ({pod})"
     waiting = holder
     for labels, known in (("pod", pod), ("rank", ranks), ("line, cause", why.waiting_lines(BOARD, "cause"))):
