@@ -145,6 +145,7 @@ class Config:
     profile_users: tuple[str, ...] = _setting(PROFILES, "Users of --web.config.file who may see and request profiles, which show code, and see names despite --mask-names, separated by commas.", names, "")
     profile_dir: Path         = _setting(PROFILES, "Directory for profiles, which only this user may read. The exporter creates it.", Path, "/var/lib/gpu-exporter/profiles")
     profile_keep: float       = _setting(PROFILES, "How long profiles are kept; at most 2000 of them, and 64 MiB.", duration, "168h")
+    profile_lines: bool       = _setting(PROFILES, "Also expose the line of code that keeps a GPU waiting as a metric, for dashboards: file without its folder, line and function, for all who may read metrics.", boolean, "false")
     profile_socket: Path | None = _setting(PROFILES, "Unix socket of `gpu-exporter sampler`, which then samples instead of the exporter.", Path)
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")

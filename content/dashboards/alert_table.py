@@ -15,8 +15,10 @@ from content.dashboards.queries import Query
 from content.dashboards.tables import CENTS, NONE, SINCE, ZERO, coloured_text, merged, numeric, override, texts
 from gpu_exporter.alerting import incidents as i
 from gpu_exporter.alerting.aggregates import Aggregate
+from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.signal import DEVICE
 
@@ -26,6 +28,11 @@ SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.I
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
 # What a row of a single GPU names besides.
 SINGLE = ("gpu", "rank")
+OF_GPU = "cluster, node, gpu"
+# The modes whose alerts may be about a network port or an NVLink that is known.
+OF_LINKS = frozenset(
+    {*NVLINK_FAULTS, *(mode.name for mode in MODES if mode.domain is Domain.NETWORK and "{gpu}" in mode.summary)}
+)
 # Numbers of a row of incidents that are labels, so that they need no queries of their own.
 NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 # Whether no other alert explains an alert.
@@ -82,8 +89,8 @@ def firing(
         "a while before they fire.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical alerts come first, then root causes, by *cost/h* and time. Begin with a *root cause*, which no other "
-        "alert explains: symptoms end with it. The name of an alert opens its runbook. Only alerts about one rank of a "
-        "job name its *rank*.",
+        "alert explains: symptoms end with it. The name of an alert opens its runbook. *what to do first* begins with "
+        "the network port or the NVLink that an alert is about, if the exporter knows it.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
     after_node = columns.index("node") + 1
@@ -143,8 +150,32 @@ def _of_cluster(board: Board, what: Aggregate) -> str:
 
 
 def _with_first_step(alerts: str) -> str:
-    """Add the name of each alert as a further label, which a table shows as what to do first."""
-    return f'label_replace({alerts}, "first", "$1", "alertname", "(.*)")'
+    """Add the name of each alert, with its link if that is known, as a further label.
+
+    A table shows this label as what to do first.
+    """
+    joined = f'label_join({alerts}, "first", " ", "alertname", "link")'
+    return f'label_replace({joined}, "first", "$1", "first", "(.*) ")'
+
+
+def _ranks(board: Board) -> str:
+    """Return how rows of a table get the rank of their GPU, if it is known."""
+    ranks = f"max by ({OF_GPU}, rank) ({_of_cluster(board, i.RANKS)})"
+    return f"* on ({OF_GPU}) group_left (rank) {ranks}"
+
+
+def _with_names(board: Board, rows: str) -> str:
+    """Return rows of alerts with the rank of their GPU, and the link that they are about, if these are known."""
+    names = _of_cluster(board, i.NAMES)
+    names = f"{names} {_ranks(board)} or on ({i.ROW_KEY}) {names}"
+    return f"({rows}) * on ({i.ROW_KEY}) group_left (rank, link) ({names})"
+
+
+def _named(board: Board, incidents: str) -> str:
+    """Return the same for incidents, of which there are fewer than of names."""
+    ranked = f"({incidents} {_ranks(board)} or on ({i.KEY}) {incidents})"
+    links = _of_cluster(board, i.NAMES).replace("}", ', link!=""}')
+    return f"({ranked} * on ({i.ROW_KEY}) group_left (link) {links} or on ({i.KEY}) {ranked})"
 
 
 def _rows(
@@ -160,16 +191,17 @@ def _rows(
     # Alerts about nodes and jobs have a time, but no number of GPUs.
     of_gpus = q.with_owner(q.having(found, "UUID"))
     if by_gpu:
-        return grouped(of_gpus, by=columns), _with_role(board, domains, grouped(began, "min", columns))
+        rows = _with_names(board, grouped(began, "min", columns))
+        return grouped(of_gpus, by=columns), _with_role(board, domains, rows)
     naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
     # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
-    rows = _with_role(board, domains, f"0 * ({naming(q.with_owner(found))}) + {times}")
+    rows = _with_role(board, domains, _with_names(board, f"0 * ({naming(q.with_owner(found))}) + {times}"))
     if Domain.DISTRIBUTED in domains:
         stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STANDS_STILL[1:]), "min")
         stalled = f"({_with_role(board, domains, stalled)})"
         rows = f"{_of_culprit(board, stalled)} or on ({', '.join(OF_JOB)}) ({rows})"
-    return naming(of_gpus), rows
+    return f"sum without (rank) ({naming(of_gpus)})", rows
 
 
 def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: int, *, by_cost: bool = False) -> Any:
@@ -190,7 +222,8 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     since = f"({_with_culprit(board, q.selected(board, i.OPEN_SINCE))}) * 1000"
     for name, number in NUMBERS.items():
         counted = f'count_values by ({i.KEY}) ("{name}", {q.selected(board, number)})'
-        since = f"({since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since})"
+        every = f"group by ({i.KEY}) ({q.selected(board, i.OPEN)})"
+        since = f"{since} * on ({i.KEY}) group_left ({name}) ({counted} or on ({i.KEY}) {every})"
     timed = _with_first_step(q.with_runbooks(since if by_cost else q.with_order(since), modes))
     clusters = f"{q.CLUSTERS} or {q.selected(board, i.OPEN)}"
     queries = [
@@ -226,7 +259,7 @@ def _shortened(step: str) -> str:
 
 def _with_culprit(board: Board, incidents: str) -> str:
     """Return incidents; that of a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
-    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {incidents}"
+    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {_named(board, incidents)}"
 
 
 def _of_culprit(board: Board, stalls: str) -> str:
@@ -242,13 +275,18 @@ def _overrides(queries: Sequence[Query], modes: Sequence[FailureMode]) -> list[A
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     # Without what else a mapping may have, because there are many.
     texts_of = {mode.name: first_step(mode) for mode in modes} | {SYMPTOM: BEGIN_WITH_CAUSE}
-    steps = {"type": "value", "options": {name: {"text": text} for name, text in texts_of.items()}}
+    steps: list[dict[str, Any]] = [
+        {"type": "value", "options": {name: {"text": text} for name, text in texts_of.items()}}
+    ]
+    steps += [
+        {"type": "regex", "options": {"pattern": f"^{name} (.+)$", "result": {"text": f"$1: {texts_of[name]}"}}}
+        for name in sorted(OF_LINKS & texts_of.keys())
+    ]
     return [
         *(numeric(each, optional=True) for each in queries),
-        override("first", {"id": "mappings", "value": [steps]}),
+        override("first", {"id": "mappings", "value": steps}),
         *(override(name, texts(ZERO)) for name in NUMBERS),
         override("severity", texts(colours), coloured_text()),
-        override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job
     ]
 
 
@@ -274,11 +312,3 @@ def _naming_the_culprit(board: Board, alerts: str) -> str:
         f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(q.stalls(board))}"
     )
     return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts)})"
-
-
-def _every_text(colour: str) -> dict[str, Any]:
-    """Return the property that shows all texts in a colour, but not the absence of one."""
-    return {
-        "id": "mappings",
-        "value": [{"type": "regex", "options": {"pattern": ".+", "result": {"color": colour, "index": 0}}}],
-    }

@@ -10,7 +10,7 @@ from content.dashboards import queries as q
 from content.dashboards.alert_table import incidents
 from content.dashboards.frame import ORANGE, RED, About, BoardRow
 from content.dashboards.graphs import CAUSES, GraphStyle, Legend, hues, lines, time_shares
-from content.dashboards.panels import number, watched
+from content.dashboards.panels import number, wasted, watched
 from content.dashboards.queries import Query
 from content.dashboards.tables import FEW, SHARE_OF_COST, WASTEFUL, Columns, table
 from gpu_exporter.alerting import aggregates as a
@@ -42,7 +42,7 @@ WASTE = (
     "throttled, or only looks busy."
 )
 WITHIN_STEPS = (
-    "A job may waste much at a high goodput: goodput is the share of time in training steps, and ranks wait for each "
+    "A job may waste much at a high goodput: goodput is the *time in steps*, and ranks wait for each "
     "other within these."
 )
 UNMEASURED = "A GPU without measurements counts as cost, and as waste only if it is lost."
@@ -74,11 +74,6 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 def _numbers() -> list[object]:
     shown = (
         (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, including electricity.")),
-        (
-            a.WASTED_COST,
-            "Wasted per hour",
-            _cost(f"Cost of wasted GPU time per hour. {WASTE} {UNMEASURED}"),
-        ),
         (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
         (
             a.POWER,
@@ -91,11 +86,13 @@ def _numbers() -> list[object]:
         "your own price.",
         "set `usdPerGpuHour` in the chart, or with `gpu-exporter bundle --limits`.",
     )
+    cost, *others = (
+        number(title, about, Query(f"sum({q.selected(BOARD, each)})", "", q.unit(each))) for each, title, about in shown
+    )
     return [
-        *(
-            number(title, about, Query(f"sum({q.selected(BOARD, each)})", "", q.unit(each)))
-            for each, title, about in shown
-        ),
+        cost,
+        wasted(BOARD, f"Cost of wasted GPU time per hour. {WASTE} {UNMEASURED}"),
+        *others,
         number("Price per GPU hour", price, Query(_PRICE, "", "currencyUSD")),
     ]
 

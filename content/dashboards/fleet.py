@@ -13,7 +13,7 @@ from content.dashboards import remediation
 from content.dashboards.alert_table import grouped, incidents
 from content.dashboards.frame import DARK_RED, GREEN, ORANGE, RED, YELLOW, About, BoardRow, ColourStep, link_to
 from content.dashboards.graphs import GraphStyle, Legend, coloured, hues, lines, time_shares
-from content.dashboards.panels import HOT, number, number_of_all, states
+from content.dashboards.panels import HOT, number, number_of_all, states, wasted
 from content.dashboards.queries import Query
 from content.dashboards.tables import FEW, SHARE_OF_COST, SOME, WASTEFUL, Columns, table
 from gpu_exporter.alerting import aggregates as a
@@ -152,15 +152,10 @@ def _numbers() -> list[object]:
             Severity.WARNING, ORANGE, "act this week: the table below shows where, and the runbook of each incident."
         ),
         *_misused(),
-        number(
-            "Wasted per hour",
-            About(
-                "Cost per hour of GPU time in which GPUs are lost or idle, wait for others, are throttled or only look "
-                "busy. Any other GPU without measurements counts as cost, not as waste.",
-                "a small share of the cost of all GPUs.",
-                "the table of namespaces shows who wastes it.",
-            ),
-            Query(f"sum({q.selected(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
+        wasted(
+            BOARD,
+            "Cost per hour of GPU time in which GPUs are lost or idle, wait for others, are throttled or only look "
+            "busy. Any other GPU without measurements counts as cost, not as waste.",
             height=TILES,
         ),
     ]

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from content.dashboards import between_scrapes, queries, why
 from content.dashboards import queries as q
 from content.dashboards.alert_table import firing
-from content.dashboards.frame import BLUE, DARK_RED, GREEN, GREY, RED, About, BoardRow, ColourStep
+from content.dashboards.frame import BLUE, DARK_RED, GREEN, GREY, LIVE_PAGE, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, band, dashed, hues, lines, time_shares
-from content.dashboards.panels import LIMITS, class_timeline, named, number, states, verdict
+from content.dashboards.panels import LIMITS, class_timeline, named, number, pair, states, verdict
 from content.dashboards.queries import Query
-from content.dashboards.tables import SINCE, Columns, table
+from content.dashboards.tables import SINCE, Columns, override, table
+from gpu_exporter.alerting import training_jobs as t
 from gpu_exporter.alerting.boards import GPU
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW
+from gpu_exporter.catalogue.causes import STACK_WORDS
 from gpu_exporter.catalogue.failure_modes.health import STALE
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.conditions import prose
@@ -25,12 +27,12 @@ from gpu_exporter.conditions.tree import Fn, Over
 BOARD = GPU
 
 
-_IDENTITY = (
-    *("gpu", "model", "UUID", "serial", "driver_version", "pci_bus_id", "link", "slot", "namespace", "workload", "pod"),
-    "rank",
-)
+_IDENTITY = ("gpu", "model", "UUID", "serial", "driver_version", "pci_bus_id", "link", "slot")
+_HOLDER = ("namespace", "workload", "pod", "rank", "line", "cause")
+# In place of the line of code of a GPU.
+NO_LINE = "none known: flame graph"
 # Rows of the grid of what is above the first row of graphs.
-IDENTITY, TILES, ALERTS = 4, 3, 5
+IDENTITY, HOLDER, TILES, ALERTS = 4, 4, 3, 5
 # Gives the lower end of the band of power its name, by which the upper end finds it.
 SWING = Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW)
 LOWEST, HIGHEST = "swings down to", "swings up to"
@@ -65,6 +67,7 @@ def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: t
 def _first(modes: Sequence[FailureMode]) -> list[object]:
     return [
         _identity(),
+        _holder(),
         *_numbers(),
         firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=ALERTS),
     ]
@@ -72,16 +75,11 @@ def _first(modes: Sequence[FailureMode]) -> list[object]:
 
 def _identity() -> object:
     device = "cluster, UUID"
-    # The namespace of a target is that of the exporter.
     gpu = f"max without (namespace, workload) ({q.direct(BOARD, m.INFO)})"
-    holder = f"topk by ({device}) (1, {q.devices(BOARD)})"
-    gpu = f"({gpu} * on ({device}) group_left (namespace, workload) {holder})"
-    owner = f"topk by ({device}) (1, {q.direct(BOARD, m.POD_INFO)})"
-    owned = f"({gpu} * on ({device}) group_left (pod, rank) {owner} or on ({device}) {gpu})"
     facts = ", ".join(name for name in _IDENTITY if name not in ("link", "slot"))
     # Of the past, for a GPU that no longer answers.
     limit = f"max by ({device}) (last_over_time({q.selected(BOARD, s.POWER_LIMIT)}[$__range]))"
-    known = f"{owned} * on ({device}) group_left () {limit} or 0 * {owned}"
+    known = f"{gpu} * on ({device}) group_left () {limit} or 0 * {gpu}"
     link, slot = (
         f'label_join(count_values by ({device}) ("of_{name}", {q.selected(BOARD, generation)}) '
         f"* on ({device}) group_left (lanes) "
@@ -92,11 +90,10 @@ def _identity() -> object:
     for name in ("link", "slot"):
         pcie = f'label_replace({pcie}, "{name}", "Gen$1", "{name}", "(.+)")'
     return table(
-        "Which GPU is it, and who has it?",
+        "Which GPU is it?",
         About(
             "The GPU, its driver, its PCIe link as generation and lanes (*link*), what GPU and slot support (*slot*), "
-            "the workload and the pod that use it, with its rank, and its power limit. An idle GPU lowers the "
-            "generation of its link. The link *Live page* above opens the page of the exporter, with flame graphs.",
+            "and its power limit. An idle GPU lowers the generation of its link.",
             "under load, *link* is the same as *slot*.",
             "fewer lanes or a lower generation under load: see GpuPcieLinkDegraded.",
         ),
@@ -110,45 +107,74 @@ def _identity() -> object:
     )
 
 
+def _holder() -> object:
+    device = "cluster, UUID"
+    holder, pod = q.devices(BOARD), f"topk by ({device}) (1, {q.direct(BOARD, m.POD_INFO)})"
+    # The rank that the training loop says, or said before the GPU was lost; otherwise that of the pod.
+    now = q.selected(BOARD, t.RANK)
+    said = f"{now} or last_over_time({now}[$__range]) and on ({device}) {q.lost(BOARD)}"
+    ranks = f"topk by ({device}) (1, group by ({device}, rank) ({said}))"
+    ranks = f"{ranks} or on ({device}) group by ({device}, rank) ({pod})"
+    waiting = holder
+    for labels, known in (("pod", pod), ("rank", ranks), ("line, cause", why.waiting_lines(BOARD, "cause"))):
+        others = f"group by ({device}) ({holder})"
+        if labels == "line, cause":
+            others = f'label_replace({others}, "line", "{NO_LINE}", "", "")'
+        waiting = f"{waiting} * on ({device}) group_left ({labels}) ({known} or on ({device}) {others})"
+    words = {cause.value: (text, "text") for cause, text in STACK_WORDS.items()}
+    link = {"title": "Which line? Flame graph on the live page", "url": LIVE_PAGE, "targetBlank": True}
+    panel = table(
+        "Who has it, and which line of code keeps it waiting?",
+        About(
+            "The workload and the pod that use the GPU, its rank, and the line of code at which the main thread spends "
+            f"most of its time while the GPU waits, by the latest profile{why.LINE_NEEDED}",
+            f"*{NO_LINE}*: the GPU does not wait for its host.",
+            "the line is what to change; it links to the flame graph on the live page, which shows what it calls.",
+        ),
+        [
+            Query(f"max by ({', '.join(_HOLDER)}) ({waiting})", "", "short"),
+        ],
+        Columns(
+            _HOLDER,
+            added=_HOLDER,
+            texts={"cause": words},
+        ),
+        width=24,
+        height=HOLDER,
+        links=[link],
+    )
+    panel.overrides = [*panel.overrides, override("line", {"id": "links", "value": [link]})]
+    return panel
+
+
 def _numbers() -> list[object]:
-    shown = (
-        (
-            "SM activity",
-            About("Share of SMs with a resident warp.", "above 60 % in training.", "see what limits it below."),
-            s.SM_ACTIVE,
-            "avg",
+    lost = f" or 0 * max({q.lost(BOARD)}) - {-q.NO_ANSWER}"
+    return [
+        verdict(BOARD, width=6, height=TILES),
+        _class(),
+        pair(
+            "SM activity, memory in use",
+            About(
+                "Share of SMs with a resident warp, and of the device memory in use, at the peak of a minute.",
+                "SMs above 60 % in training; stable memory.",
+                "see what limits the SMs below. Steady growth of memory is a leak.",
+            ),
+            Query(f"avg({q.selected(BOARD, s.SM_ACTIVE)}){lost}", "SM", "percentunit"),
+            Query(f"max({q.selected(BOARD, s.FB_PEAK_USE)}){lost}", "memory", "percentunit"),
+            width=7,
+            height=TILES,
         ),
-        (
-            "Memory in use",
-            About("Share of the device memory in use, at the peak of a minute.", "stable.", "steady growth is a leak."),
-            s.FB_PEAK_USE,
-            "max",
-        ),
-        (
+        number(
             "Last read",
             About(
                 "Time since the exporter last read the GPU.",
                 "a few seconds.",
                 "the driver hangs or the GPU is lost: see GpuLost and GpuTelemetryStale.",
             ),
-            s.READ_AGE,
-            "max",
-        ),
-    )
-    lost = f" or 0 * max({q.lost(BOARD)}) - {-q.NO_ANSWER}"
-    return [
-        verdict(BOARD, width=5, height=TILES),
-        _class(),
-        *(
-            number(
-                title,
-                about,
-                Query(f"{of}({q.selected(BOARD, each)}){'' if each is s.READ_AGE else lost}", "", q.unit(each)),
-                alarm=ColourStep(STALE.value, RED) if each is s.READ_AGE else None,
-                width=4 if each is s.READ_AGE else 5,
-                height=TILES,
-            )
-            for title, about, each, of in shown
+            Query(f"max({q.selected(BOARD, s.READ_AGE)})", "", q.unit(s.READ_AGE)),
+            alarm=ColourStep(STALE.value, RED),
+            width=5,
+            height=TILES,
         ),
     ]
 
@@ -161,7 +187,7 @@ def _class() -> object:
         "the timeline below shows all GPUs.",
     )
     query = Query(f"max({queries.limit_of(BOARD)})", "", "short")
-    return named("Bottleneck now", about, query, [*LIMITS[:-1], ("lost", DARK_RED)], width=5, height=TILES)
+    return named("Bottleneck now", about, query, [*LIMITS[:-1], ("lost", DARK_RED)], width=6, height=TILES)
 
 
 def _temperature() -> object:

@@ -12,7 +12,7 @@ from content.dashboards.frame import DARK_RED, ORANGE, RED, TEAL, About, BoardRo
 from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, lines, time_shares
 from content.dashboards.panels import class_timeline, reachable
 from content.dashboards.queries import Query
-from content.dashboards.tables import Columns, table
+from content.dashboards.tables import NONE, Columns, table
 from gpu_exporter.alerting import training_jobs as t
 from gpu_exporter.alerting.boards import JOB
 from gpu_exporter.alerting.incidents import HELD
@@ -53,7 +53,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
                 *loops.progress(),
                 firing(BOARD, modes, list(Domain), 24, by_owner=True, height=ALERTS),
                 _ranks(),
-                class_timeline(BOARD, 9, RANKS, _classes()),
+                class_timeline(BOARD, 8, RANKS, _classes()),
             ],
         ),
         BoardRow("Which rank holds up the job?", _bands()),
@@ -178,33 +178,37 @@ def _ranks() -> object:
     device = ", ".join(DEVICE)
     # A rank without a step timer in its loop has no number.
     numbered = f"topk by ({device}) (1, {q.selected(BOARD, t.RANK)}) or on ({device}) {q.devices(BOARD)}"
-    state = f"topk({MOST_RANKS}, {_state()}) * on ({device}) group_left (rank) ({numbered})"
+    # The line that keeps the GPU of a rank waiting is known of few ranks.
+    others = f'label_replace(group by (cluster, UUID) ({q.devices(BOARD)}), "line", "{NONE}", "", "")'
+    line = f"{why.waiting_lines(BOARD)} or on (cluster, UUID) {others}"
+    numbered = f"({numbered}) * on (cluster, UUID) group_left (line) ({line})"
+    state = f"topk({MOST_RANKS}, {_state()}) * on ({device}) group_left (rank, line) ({numbered})"
     worst = f"topk({MOST_RANKS}, {_state()})"
     values = [q.query(BOARD, s.GR_ACTIVE, "engine"), q.query(BOARD, s.SM_ACTIVE, "SM")]
     return table(
         "Ranks",
         About(
             f"Up to {MOST_RANKS} ranks, the one that holds up the job first: its state and why, for how long the "
-            "incident is active that holds up the job, and what it does. Ranks have numbers if the training loop has a "
-            "step timer.",
+            "incident is active that holds up the job, what it does, and the line of code that keeps its GPU waiting"
+            f"{why.LINE_NEEDED} Ranks have numbers if the training loop has a step timer.",
             "no rank that holds up the job, and similar values on all ranks.",
             "click the rank that holds up the job: a less busy engine means that its host is slow, busier SMs that "
             "its GPU is slow.",
         ),
         [
-            Query(f"max by (rank, node, gpu) ({state})", "", "short", "state"),
+            Query(f"max by (rank, node, gpu, line) ({state})", "", "short", "state"),
             Query(_of(worst, since), "", "s", "for"),
             *(replace(each, expr=_of(worst, f"({each.expr})")) for each in (q.or_lost(BOARD, one) for one in values)),
         ],
         Columns(
-            ("rank", "node", "gpu"),
-            added=("rank",),
+            ("rank", "node", "gpu", "line"),
+            added=("rank", "line"),
             shares=["engine", "SM"],
             words={"state": ((STATES[0][0], "text"), *STATES[1:-1], (STATES[-1][0], RED))},
             answers=[each.name for each in values],
         ),
         sort="state",
-        width=15,
+        width=16,
         height=RANKS,
     )
 

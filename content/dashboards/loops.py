@@ -8,7 +8,7 @@ from typing import Any
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, RED, About, BoardRow
 from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, dashed, hues, lines
-from content.dashboards.panels import number, pair
+from content.dashboards.panels import fitted, number, pair
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import training_jobs as t
@@ -33,6 +33,10 @@ WORST = 10
 MOVES, STALLS = "ago", "stands still"
 # What the time of a step is named.
 NOW, SLOWER = "now", "too slow"
+# What it is compared with, and what that is named while there is too little of it.
+USUAL, NEW_JOB = "24 h median", "none yet"
+# What goodput measures: ranks that wait for each other within a step waste GPU time at a high goodput.
+IN_STEPS = "time in steps"
 # Shorter differences say nothing about a step.
 LEAST_SECONDS = 0.001
 
@@ -64,16 +68,20 @@ def progress() -> list[object]:
     duration = pair(
         "Step time",
         _about(
-            "Duration of a step, median of the ranks; and what it would be at the median speed of the last day.",
+            "Duration of a step, median of the ranks; and what it would be at the median speed of the last 24 hours "
+            f"without the last half: *{NEW_JOB}* until the job has an hour of values in these.",
             "no longer than usual.",
             f"*{SLOWER}*: the job has less than {loops.SLOWER:.0%} of its usual speed. See which rank holds it up, "
             "then the phases of a step.",
         ),
         Query(f'{slower} or on () label_replace(max({step}), "state", "{NOW}", "", "")', "{{state}}", "s"),
-        Query(f"max({step} * {speed} / {usual})", "usual", "s"),
+        Query(f"max({step} * {speed} / {usual}) or on () 0 * max({step}) - 1", USUAL, "s"),
         height=TILES,
     )
-    duration.overrides = [_coloured(SLOWER, ORANGE)]
+    text = fitted(NEW_JOB)
+    no_history = {"id": "mappings", "value": [{"type": "value", "options": {"-1": {"text": text}}}]}
+    unknown = {"matcher": {"id": "byName", "options": USUAL}, "properties": [no_history]}
+    duration.overrides = [_coloured(SLOWER, ORANGE), unknown]
     return [
         duration,
         standstill,
@@ -86,15 +94,16 @@ def progress() -> list[object]:
             height=TILES,
         ),
         pair(
-            "Efficiency",
+            "MFU and goodput",
             _about(
-                "MFU: share of the peak of the GPUs that the model uses. Goodput: share of the time since the start of "
-                "the job in training steps, restarts included.",
+                f"MFU: share of the peak of the GPUs that the model uses. Goodput (*{IN_STEPS}*): share of the time "
+                "since the start of the job in training steps, restarts included. Ranks that wait for each other in a "
+                "step waste GPU time, but no goodput.",
                 "MFU of 30 % or more for large models; goodput above 90 %.",
                 "low MFU: see the bottleneck. Low goodput: see the time by activity.",
             ),
             Query(f"avg({q.selected(JOB, t.MFU)})", "MFU", "percentunit"),
-            Query(f"avg({q.selected(JOB, t.GOODPUT)})", "goodput", "percentunit"),
+            Query(f"avg({q.selected(JOB, t.GOODPUT)})", IN_STEPS, "percentunit"),
             height=TILES,
         ),
         number(
@@ -271,7 +280,7 @@ def _shares() -> object:
         ),
         [
             Query(q.selected(JOB, t.MFU), f"{ONLY_JOB} MFU", q.unit(t.MFU)),
-            Query(q.selected(JOB, t.GOODPUT), f"{ONLY_JOB} goodput", q.unit(t.GOODPUT)),
+            Query(q.selected(JOB, t.GOODPUT), f"{ONLY_JOB} {IN_STEPS}", q.unit(t.GOODPUT)),
         ],
         GraphStyle(Legend.LIST),
         link=None,
@@ -284,19 +293,19 @@ def _jobs() -> object:
         (t.TOKENS, "tokens per second"),
         (t.RANKS, "ranks"),
         (t.MFU, "MFU"),
-        (t.GOODPUT, "goodput"),
+        (t.GOODPUT, IN_STEPS),
     )
     return table(
         "Training jobs",
         _about(
             "Price of the GPUs for a million tokens now, MFU, and the share of the time of the job in training steps.",
-            "a price as planned, goodput above 90 %.",
+            f"a price as planned, {IN_STEPS} (goodput) above 90 %.",
             "click the workload: its dashboard shows what its steps and its time consist of.",
         ),
         [q.query(COST, what, name) for what, name in shown],
         Columns(
             ("namespace", "workload", "job_id"),
-            shares=["MFU", "goodput"],
+            shares=["MFU", IN_STEPS],
             optional=["per million tokens", "tokens per second"],  # a job that hangs has none
         ),
         width=24,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from content.dashboards import grafana, queries
@@ -24,15 +25,25 @@ from content.dashboards.frame import (
     targets,
 )
 from content.dashboards.queries import Query
+from gpu_exporter.alerting.aggregates import WASTED_COST
 from gpu_exporter.alerting.boards import Board
-from gpu_exporter.catalogue import signals as s
+from gpu_exporter.alerting.incidents import UNEXPLAINED_COST
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 
 # Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
 NO_BREAK = "\N{NO-BREAK SPACE}"
-MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
+
+
+def fitted(text: str) -> str:
+    """Return a text that a panel with a number shows on one line."""
+    return text.replace(" ", NO_BREAK) + 2 * NO_BREAK
+
+
+MISSING = fitted(ABSENT)
 # Ends the legend of a number of GPUs that is not that of all.
 FEWER = ", not all"
+# What waste is named, and a column with it, that no incident explains.
+NO_INCIDENT = "no incident"
 # Rows of the grid that a panel with a number has.
 TILE = 4
 # A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
@@ -122,14 +133,15 @@ def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Que
     """
     meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
     meanings += "\n- does not answer: see GpuLost"
+    each_of = "rank (its number, if known, comes first)" if of_ranks else "GPU"
     about = About(
-        f"The bottleneck class of each GPU over time:\n{meanings}",
+        f"The bottleneck class of each {each_of} over time:\n{meanings}",
         "compute-bound; memory-bound when generating tokens.",
         "open the runbook of the alert for this class (communicating: first check for stragglers). For mixed, use a "
         "profiler.",
     )
     return grafana.StateTimelinePanel(
-        **common("Bottleneck", about, width, height),
+        **common("Bottleneck by rank" if of_ranks else "Bottleneck", about, width, height),
         targets=targets([of_ranks or queries.classes_of(board)]),
         mappings=[_words(LIMITS)],
         colorMode="fixed",
@@ -194,12 +206,17 @@ def pair(
     height: int = TILE,
     colours: Sequence[str] = (),
 ) -> Any:
-    """Return a panel with two current numbers, each with its legend.
+    """Return a panel with two current numbers, each with its legend; their queries have no labels.
 
     With `colours`, the background of a number is green at zero, and above in its colour; grey without a value.
     """
-    panel = number(title, about, first, [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
-    panel.targets = targets([first, second], instant=True)
+    queries = [first, second]
+    if not colours and not any("{" in each.legend for each in queries):
+        # One query, because the first screen of a dashboard may not have many.
+        named = (f'label_replace({each.expr}, "number", "{each.legend}", "", "")' for each in queries)
+        queries = [replace(first, expr=" or ".join(named), legend="{{number}}")]
+    panel = number(title, about, queries[0], [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
+    panel.targets = targets(queries, instant=True)
     panel.textMode = "value_and_name"
     if height < TILE:
         panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12}}}
@@ -213,6 +230,25 @@ def pair(
         for steps in [[ColourStep(None, GREY), ColourStep(0, GREEN), ColourStep(1, colour)]]
     ]
     return panel
+
+
+def wasted(board: Board, about: str, *, height: int = TILE) -> Any:
+    """Return what the selected GPUs waste per hour, and how much of that no incident in the table explains.
+
+    `about` says what waste is.
+    """
+    return pair(
+        "Wasted per hour",
+        About(
+            f"{about} *{NO_INCIDENT}*: the part that no incident in the table explains, such as the gaps between the "
+            "kernels of a program. The costs of incidents add up to the rest, unless ranks wait for several of them.",
+            "a small share of the cost of all GPUs.",
+            "the table of incidents says what to do about the largest; the bottleneck of each GPU shows the rest.",
+        ),
+        Query(f"sum({q.selected(board, WASTED_COST)})", "in all", "currencyUSD"),
+        Query(f"sum({q.selected(board, UNEXPLAINED_COST)})", NO_INCIDENT, "currencyUSD"),
+        height=height,
+    )
 
 
 def watched(board: Board, width: int = 4, height: int = TILE) -> Any:
@@ -236,7 +272,7 @@ def reachable(board: Board, height: int = TILE) -> Any:
         "both numbers are equal, and the number of all of these GPUs.",
         "see GpuLost in the table of alerts; `gpu-exporter doctor` on the node says why a GPU is not read.",
     )
-    up = f"count(count by (cluster, UUID) ({q.selected(board, s.UP)} == 1))"
+    up = f"count(count by (cluster, UUID) ({q.devices(board)} unless on (cluster, UUID) {q.lost(board)}))"
     return number_of_all(about, up, _monitored(board), height=height)
 
 

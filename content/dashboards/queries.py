@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpu_exporter.alerting.aggregates import CLUSTER_GPUS, SHARE, Aggregate
+from gpu_exporter.alerting.aggregates import CLUSTER_GPUS, LOST_GPUS, SHARE, Aggregate
 from gpu_exporter.alerting.boards import Board, page, panel_id
 from gpu_exporter.alerting.identity import ALERT_OWNER
 from gpu_exporter.alerting.rules import SLOW
@@ -253,7 +253,7 @@ def class_of(board: Board) -> str:
 
 def lost(board: Board) -> str:
     """Return the GPUs that do not answer."""
-    return f"{selected(board, s.UP)} == 0"
+    return selected(board, LOST_GPUS)
 
 
 def or_lost(board: Board, values: Query) -> Query:
@@ -399,7 +399,7 @@ def classes_of_ranks(board: Board, culprits_now: str, rank: str, most: int) -> Q
     blamed = f'label_replace(({known}) and on ({device}) ({culprits_now}), "Culprit", "0", "", "")'
     others = f'label_replace(topk({most}, {known}), "Culprit", "1", "", "")'
     known = f"{blamed} or on ({device}) {others}"
-    known = f'label_replace({known}, "Rank", "rank $1 · ", "rank", "(.+)")'
+    known = f'label_replace({known}, "Rank", "$1 · ", "rank", "(.+)")'
     joined = f"({limit_of(board)}) * on ({device}) group_left (Culprit, Rank) ({known})"
     # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.
     joined = f'label_replace({joined}, "Rank", "$1", "Rank", "(.*)")'

@@ -41,7 +41,7 @@ LINKED_COLUMNS = {
     },
 }
 TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job", "first": "what to do first"}
-TITLES |= {"usd": "cost/h"}
+TITLES |= {"usd": "cost/h", "line": "line of code"}
 # The label that `queries.with_cluster` adds if there are several clusters, in place of that of the row.
 TITLES |= {q.NAME_OF_CLUSTER: "cluster"}
 TITLES |= {"driver_version": "driver", "pci_bus_id": "PCI address", "message_size": "message size"}
@@ -72,7 +72,8 @@ LEAST = {
     "node": 104,
     "first": 128,
     "cause": 150,
-    "UUID": 110,
+    "UUID": 300,
+    "line": 154,
     "pod": 110,
     "action": 110,
     "operation": 96,
@@ -80,6 +81,7 @@ LEAST = {
 }
 # Where a table says what to do, that takes the rest.
 BESIDE_TEXT = {"node": 110, "namespace": 84, "workload": 116}
+BESIDE_LINE = {"node": 104}
 NONE = "-"
 # The wasted share of a cost, orange from half upwards. By the amount, whoever has most GPUs would always be orange.
 SHARE_OF_COST, WASTEFUL = "of its cost", (ColourStep(None, "text"), ColourStep(0.5, ORANGE))
@@ -125,6 +127,7 @@ def table(
     height: int = 8,
     sort: str | Sequence[str] = "",
     empty: str = ABSENT,
+    links: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
     """Return a table with one row per combination of the labels of `columns`, and one further column per query.
 
@@ -149,7 +152,9 @@ def table(
     for name, colours in {**plain, **columns.steps}.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(override(name, thresholds, coloured_text()))
-    return merged(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
+    made = merged(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
+    made.links = list(links)
+    return made
 
 
 def _has(query: Query, added: Collection[str]) -> bool:
@@ -199,7 +204,7 @@ def coloured_text() -> dict[str, Any]:
 def _labels(columns: Sequence[str], nameless: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return overrides that show labels as text, name their columns and link them."""
     overrides = []
-    widths = WIDTHS | (BESIDE_TEXT if "first" in columns else {})
+    widths = WIDTHS | (BESIDE_TEXT if "first" in columns else BESIDE_LINE if "line" in columns else {})
     for name in columns:
         properties: list[dict[str, Any]] = [
             {"id": "unit", "value": "string"},

@@ -39,8 +39,15 @@ COLOURS = {
     )
 }
 NEEDED = " Needs `--profile`."
+LINE_NEEDED = " (needs `--profile` and `--profile-lines`; without these, the live page of its node shows it)."
 CHECKED = " Needs `gpu-exporter check --active`."
 SHARED = "not shared, or not collected"
+
+
+def waiting_lines(board: Board, *more: str) -> str:
+    """Return the line of code that keeps a GPU waiting, as the label `line`, of the few GPUs where it is known."""
+    lines = f"group by ({', '.join(('cluster, UUID, line', *more))}) ({q.direct(board, m.WAITING_LINE)})"
+    return f"topk by (cluster, UUID) (1, {lines})"
 
 
 def idle_causes(board: Board, width: int = 12) -> object:

@@ -89,6 +89,13 @@ TIME_COST = Aggregate(
 CLUSTER_TIME = Aggregate(
     "cluster:time:gpus", "GPUs by where their time goes", f"sum by (cluster, {LABEL}) ({TIME.record})", (LABEL,)
 )
+# Dashboards read it, because few GPUs are lost: the state of all GPUs of a large fleet would take long.
+LOST_GPUS = Aggregate(
+    "gpu:lost:info",
+    "GPUs that do not answer",
+    f"{DEVICE_INFO} and on (cluster, UUID) {s.UP.record} == 0",
+    ("node", "gpu", "UUID", "namespace", "workload"),
+)
 # GPUs that do not answer, unless that says nothing about them.
 LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
 # Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load and of a lost
@@ -117,10 +124,10 @@ WASTED_COST = _of_workload(
 # Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
 # well, and its ranks spend some of their time waiting.
 _PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
-_WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
+WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
 WAITS = (
     f"{_PEERS} >= {LEAST_LOSS} and on ({_DEVICE}) "
-    f"({_WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD}))"
+    f"({WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD}))"
 )
 _ON_NODE = "cluster, node, namespace, workload"
 WAITING = Aggregate(

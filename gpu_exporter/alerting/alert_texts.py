@@ -55,6 +55,48 @@ _QUALITY = (
 )
 
 
+# The alerts about a faulty network port, by the kind of fault.
+NIC_FAULTS = {"down": "GpuNicDown", "slow": "GpuNicSlowLink"}
+# The NVLinks that alerts are about: that are down although all should be up, and the one with most errors. Only with
+# `--metrics full`.
+_EXPECTED, _THERE = (f"max by (cluster, UUID) ({metric})" for metric in (m.NVLINK_EXPECTED, m.NVLINK_COUNT))
+_LINK_UP, _LINK_ERRORS = m.LINK_UP.name, m.LINK_ERRORS[0].name
+
+
+def _of_gpu(links: str) -> str:
+    """Return series of NVLinks with the label of their GPU that other series have."""
+    return f'label_replace({links}, "UUID", "$1", "gpu_uuid", "(.+)")'
+
+
+NVLINK_FAULTS = {
+    "GpuNvlinkDown": f"({_of_gpu(f'{_LINK_UP} == 0')} and on (cluster, UUID) {_EXPECTED} == {_THERE})",
+    "GpuNvlinkErrors": (
+        "(topk by (cluster, UUID) (1, "
+        f"sum by (cluster, UUID, nvlink) ({_of_gpu(f'increase({_LINK_ERRORS}[1h])')})) > 0)"
+    ),
+}
+_OF_GPU = "cluster=%q, UUID=%q"
+
+
+def link(mode: FailureMode) -> str:
+    """Return a template for the end of the summary of an alert about links of a GPU: which ones; empty for others."""
+    if mode.name in NVLINK_FAULTS:
+        found, selector = NVLINK_FAULTS[mode.name], "{cluster=%q, gpu_uuid=%q}"
+        for metric in (_LINK_UP, _LINK_ERRORS):
+            found = found.replace(metric, f"{metric}{selector}")
+        name, words = "nvlink", 'NVLink {{ label "nvlink" . }}'
+    elif mode.domain is Domain.NETWORK and "{gpu}" in mode.summary:
+        fault = next((fault for fault, name in NIC_FAULTS.items() if name == mode.name), "")
+        found = f'{m.NIC_FAULT}{{{_OF_GPU}, fault="{fault}"}}' if fault else f"{m.NIC_INFO}{{{_OF_GPU}}}"
+        name, words = "device", '{{ label "device" . }} port {{ label "port" . }}'
+    else:
+        return ""
+    return (
+        f"{{{{ with printf `{found}` $labels.cluster $labels.UUID | query | sortByLabel `{name}` }}}}: "
+        f"{{{{ range $n, $_ := . }}}}{{{{ if $n }}}}, {{{{ end }}}}{words}{{{{ end }}}}{{{{ end }}}}"
+    )
+
+
 def annotations_of(mode: FailureMode) -> Mapping[str, str]:
     """Return the further annotations of an alert.
 

@@ -9,8 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from textwrap import indent
 
-from gpu_exporter.alerting.aggregates import GPUS, OWN_WASTE, SHARE, WAITING, WAITING_TIME, WAITS, Aggregate
-from gpu_exporter.catalogue.bottlenecks import CLASS, WAITING_CLASSES
+from gpu_exporter.alerting.aggregates import (
+    GPUS,
+    OWN_WASTE,
+    SHARE,
+    WAITING,
+    WAITING_CLASS,
+    WAITING_TIME,
+    WAITS,
+    WASTED_COST,
+    Aggregate,
+)
+from gpu_exporter.alerting.alert_texts import NIC_FAULTS, NVLINK_FAULTS
+from gpu_exporter.alerting.training_jobs import RANK
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
@@ -158,7 +170,6 @@ OPEN_SINCE = Aggregate(
 # nothing else holds up their job.
 _OWNER = ", ".join(LABELS[Place.JOB])
 _JOB, _DEVICE, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE), ", ".join(DEVICE[1:])
-_WAITING_CLASS = f'{CLASS}{{class=~"{"|".join(WAITING_CLASSES)}"}}'
 
 
 def _of_jobs(modes: Iterable[FailureMode], more: str = "") -> str:
@@ -174,8 +185,8 @@ def _holding(more: str = "") -> str:
     always = _of_jobs((mode for mode in others if mode.cause is Cause.PEERS), more)
     unless_waiting = _of_jobs((mode for mode in others if mode.cause is not Cause.PEERS), more)
     return (
-        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {_WAITING_CLASS})\nor\n"
-        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {_WAITING_CLASS})"
+        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {WAITING_CLASS})\nor\n"
+        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {WAITING_CLASS})"
     )
 
 
@@ -268,6 +279,26 @@ OPEN_COST = Aggregate(
 )
 
 
+_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
+_IN_INCIDENTS = f"""(
+  {_OWN_OF_DEVICE} and on ({_DEVICE}) {_OF_GPUS}
+  or
+  {_OWN_OF_DEVICE} and on ({_JOB}) {_OF_WHOLE}
+)"""
+UNEXPLAINED_COST = Aggregate(
+    "workload:unexplained_cost:usd_per_hour",
+    "Price of the wasted GPU time that no incident explains",
+    f"""clamp_min({WASTED_COST.record} - on ({_JOB}) sum by ({_JOB}) (
+  label_replace({_IN_INCIDENTS}, "part", "own", "", "")
+  or
+  label_replace({WAITING_TIME.record} and on ({_JOB}) {HOLDERS.record}, "part", "waiting", "", "")
+) * {{usdPerGpuHour}}, 0)
+or
+{WASTED_COST.record}""",
+    LABELS[Place.JOB],
+)
+
+
 def _effects() -> Iterator[str]:
     """Yield for each place how many alerts there the causes of incidents explain."""
     widest = {
@@ -302,8 +333,101 @@ OPEN_EXPLAINED = Aggregate(
     _of_open(f"sum by ({KEY}) (\n{indent(_any(_effects()), '  ')}\n)") + f"\nor\n0 * {OPEN.record}",
     _ROW,
 )
+_GPU = "cluster, UUID"
+RANKS = Aggregate(
+    "gpu:alert_rank:info",
+    "Ranks on GPUs about which an alert fires",
+    f"topk by ({_GPU}) (1, {RANK.record} and on ({_GPU}) {_ALERTS})",
+    ("node", "gpu", "UUID", "rank"),
+)
+_OF_LINK = f"{_GPU}, alertname"
+
+
+def _port(ports: str) -> str:
+    return f'label_join({ports}, "link", " port ", "device", "port")'
+
+
+def _of_alert(name: str, links: str) -> str:
+    return f'label_replace({links}, "alertname", "{name}", "", "")'
+
+
+def _faulty() -> Iterator[str]:
+    """Yield the links that alerts of a name are about, with the label `link`: network ports, and NVLinks."""
+    for fault, name in NIC_FAULTS.items():
+        yield _of_alert(name, _port(f'{m.NIC_FAULT}{{fault="{fault}"}}'))
+    for name, links in NVLINK_FAULTS.items():
+        yield _of_alert(name, f'label_replace({links}, "link", "NVLink $1", "nvlink", "(.+)")')
+
+
+FAULTY_LINKS = Aggregate(
+    "gpu:faulty_link:info",
+    "Faulty links of a GPU, network ports and NVLinks, by the alert about them",
+    f"group by ({_OF_LINK}, link) (\n{indent(_any(_faulty()), '  ')}\n)",
+    ("UUID", "alertname", "link"),
+)
+
+
+def _links() -> str:
+    """Return firing alerts about links of a GPU with the link, or the number of links if there are several.
+
+    Other alerts about the network have the port nearest to their GPU, if it is a single one.
+    """
+    faulty, number = FAULTY_LINKS.record, f"count by ({_OF_LINK}) ({FAULTY_LINKS.record})"
+    several = f'count_values by ({_OF_LINK}) ("number", {number} > 1)'
+    nearest = f"group by ({_GPU}, link) ({_port(m.NIC_INFO.name)})"
+    others = _ALERTS.replace("}", f', domain="{Domain.NETWORK.value}", UUID!=""}}')
+    return f"""{_ALERTS} * on ({_OF_LINK}) group_left (link) (
+  {faulty} and on ({_OF_LINK}) {number} == 1
+  or
+  label_replace({several}, "link", "$1 links", "number", "(.+)")
+)
+or ignoring (link)
+{others} * on ({_GPU}) group_left (link) (
+  {nearest}
+  and on ({_GPU})
+  count by ({_GPU}) ({nearest}) == 1
+)"""
+
+
+ALERT_LINKS = Aggregate(
+    "gpu:alert_link:info",
+    "Firing alerts with the network port or the NVLink that they are about, if it is known",
+    _links(),
+    (*_LABELS, "link"),
+)
+# What identifies a row of a table of alerts or incidents; the GPU, or the node, is missing if there are several.
+ROW_KEY = "cluster, alertname, node, gpu"
+_ON_NODE, _SEVERAL = "cluster, alertname, node", f"or on ({ROW_KEY})"
+_RANKED = f"""topk by ({ROW_KEY}) (1, group by ({ROW_KEY}, rank) ({ALL.record}))"""
+_LINKED = f"topk by ({ROW_KEY}) (1, group by ({ROW_KEY}, link) ({ALERT_LINKS.record}))"
+_OF_NODE = f"group by ({_ON_NODE}, link) ({ALERT_LINKS.record})"
+NAMES = Aggregate(
+    "incident:row:info",
+    "What a row of a table of alerts names besides: the rank of the alert, and its network port or NVLink",
+    f"""({_RANKED}) * on ({ROW_KEY}) group_left (link) {_LINKED}
+{_SEVERAL}
+{_RANKED}
+{_SEVERAL}
+({_OF_NODE} and on ({_ON_NODE}) count by ({_ON_NODE}) ({_OF_NODE}) == 1)
+{_SEVERAL}
+group by ({_ON_NODE}) ({ALL.record})
+{_SEVERAL}
+group by (cluster, alertname) ({ALL.record})""",
+    ("alertname", "node", "gpu", "rank", "link"),
+)
 # Read by an alert that must fire soon.
 ALERTS = (FIRING, ALL, NODES)
-INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, SINCE, OPEN_SINCE, OPEN_EXPLAINED)
+INCIDENTS = (
+    EXPLAINED,
+    CAUSES,
+    PLACES,
+    OPEN,
+    SINCE,
+    OPEN_SINCE,
+    OPEN_EXPLAINED,
+    FAULTY_LINKS,
+    ALERT_LINKS,
+    NAMES,
+)
 # Whom they hit, which needs the shares of the time of all GPUs.
-COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST)
+COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST, UNEXPLAINED_COST)

@@ -194,13 +194,13 @@ OWN_INTERVAL = (
 def _recorded(limits: Limits) -> Groups:
     return [
         RuleGroup("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
-        RuleGroup(OF_BOARD, list(_signals(OF_BOARD))),
+        RuleGroup(OF_BOARD, [*_signals(OF_BOARD), *_aggregates([aggregates.LOST_GPUS])]),
         RuleGroup(OF_INSTANCE, list(_signals(OF_INSTANCE)), SLOW),
         RuleGroup(OF_GPU, list(_signals(OF_GPU)), SLOW),
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         RuleGroup("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
         RuleGroup("gpu-time", _time_shares(limits), SLOWEST),
-        RuleGroup("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
+        RuleGroup("gpu-jobs", _aggregates((*training_jobs.JOBS, incidents.RANKS)), SLOW),
         RuleGroup("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         RuleGroup("gpu-accounting", list(_priced((*aggregates.COSTS, training_jobs.TOKEN_COST), limits)), SLOW),
         RuleGroup("gpu-reports", _aggregates(hourly_sums.REPORTS), hourly_sums.EVERY),
@@ -314,7 +314,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         rule["keep_firing_for"] = duration(mode.kept)
     rule["labels"] = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
     rule["annotations"] = {
-        "summary": mode.summary.replace("{gpu}", _gpu(mode)).replace("{job}", JOB),
+        "summary": mode.summary.replace("{gpu}", _gpu(mode)).replace("{job}", JOB) + alert_texts.link(mode),
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": _dashboard(mode),

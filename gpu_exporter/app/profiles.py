@@ -62,7 +62,7 @@ def profile_watch(source: Source, config: Config, monitor: LiveMonitor | None, *
     )
     store = ProfileStore(config.profile_dir, Bounds(config.profile_keep))
     rules = Rules(config.profile, config.profile_after)
-    watch = ProfileWatch(rules, lambda: findings(monitor.current), sampler, store, files)
+    watch = ProfileWatch(rules, lambda: findings(monitor.current), sampler, store, files, lines=config.profile_lines)
     monitor.newest_profile, monitor.code_of = watch.views.newest, watch.views.lines
     return watch
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
@@ -17,6 +18,7 @@ from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import SamplingFailure
 from gpu_exporter.profiling.records import (
+    CodeLine,
     ProcessStacks,
     ProfiledProcess,
     StackKind,
@@ -26,6 +28,7 @@ from gpu_exporter.profiling.records import (
 )
 from gpu_exporter.profiling.store import ProfileStore
 from gpu_exporter.reports.numbers import clock, percent
+from gpu_exporter.traces.frames import PYTHON_FRAME
 from gpu_exporter.traces.pprof import LabelledStacks, Times, labelled
 
 # For how long a profile says what a GPU waits for.
@@ -33,12 +36,17 @@ SHOWN_SECONDS = 3600.0
 # Of several processes on a GPU, so many are named.
 MOST_PROCESSES = 4
 MOST_LINE = 600
+# Why profiles are taken of GPUs that wait, and the letters of a line of code as a label.
+OF_WAITING = frozenset({ProfileReason.STALL, ProfileReason.STRAGGLER, ProfileReason.HOST_BOUND})
+MOST_LABEL = 80
 
 
 class ProfileSeries:
     """Counts profiles, and makes samples. A series is the same object each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lines: bool = False) -> None:
+        """`lines`: also of the line that keeps a GPU waiting."""
+        self._lines = lines
         self._taken = Counter[ProfileReason]()
         self._failures = Counter[SamplingFailure]()
         # Seconds in traces, by UUID and kernel class.
@@ -89,6 +97,9 @@ class ProfileSeries:
                 yield m.PROFILED_AT, gpu, (), latest.at
                 for cause, share in cause_shares(latest, gpu.uuid).items():
                     yield m.IDLE_CAUSE, gpu, (("cause", cause.value),), round(share, 4)
+            if self._lines and (found := waiting_line(summaries, gpu.uuid, now - SHOWN_SECONDS)):
+                cause, line = found
+                yield m.WAITING_LINE, gpu, (("cause", cause.value), ("line", named_line(line.frame))), line.share
 
 
 def latest_of(summaries: Sequence[Summary], uuid: str, since: float) -> Summary | None:
@@ -99,6 +110,31 @@ def latest_of(summaries: Sequence[Summary], uuid: str, since: float) -> Summary 
         if any(uuid in process.gpus and process.samples for process in summary.processes):
             return summary
     return None
+
+
+def waiting_line(summaries: Sequence[Summary], uuid: str, since: float) -> tuple[TraceCause, CodeLine] | None:
+    """Return the line that keeps a GPU waiting, and why, by the latest profile that was taken because the GPU waits.
+
+    The line takes the largest part of the time in which a main thread does not wait for the GPU. None if there is no
+    such profile since this time: those that a schedule or a person requests are of GPUs that may be busy.
+    """
+    latest = latest_of([each for each in summaries if each.reason in OF_WAITING], uuid, since)
+    found = (
+        (cause.cause, cause.lines[0])
+        for process in (latest.processes if latest else ())
+        if uuid in process.gpus
+        for cause in process.causes
+        if cause.lines and cause.cause is not TraceCause.SYNCHRONISATION
+    )
+    return max(found, key=lambda each: each[1].share, default=None)
+
+
+def named_line(frame: str) -> str:
+    """Return a line of code as `file:line function`, without its folder and what it calls, as a label."""
+    outer = frame.split(" > ")[0]
+    if match := PYTHON_FRAME.match(outer):
+        outer = f"{match['path'].rpartition('/')[2]}:{match['line']} {match['function']}"
+    return printable(outer, MOST_LABEL)
 
 
 def lines_by_gpu(

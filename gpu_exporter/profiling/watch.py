@@ -60,7 +60,10 @@ class Given:
 
 
 class ProfileWatch(threading.Thread):
-    """Profiles GPUs by rules. `findings` returns what is found about the GPUs now, by UUID."""
+    """Profiles GPUs by rules. `findings` returns what is found about the GPUs now, by UUID.
+
+    With `lines`, samples name the line of code that keeps a GPU waiting.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class ProfileWatch(threading.Thread):
         store: ProfileStore,
         files: HostFiles,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        lines: bool = False,
     ) -> None:
         super().__init__(name="profiles", daemon=True)
         self.store, self.views = store, ProfileViews(store)
@@ -77,7 +82,7 @@ class ProfileWatch(threading.Thread):
         self._clock = clock
         # At most one person waits.
         self._questions: Queue[tuple[Asked, Future[Given | ProfileRefusal]]] = Queue(1)
-        self._state, self._series = TriggerState(), ProfileSeries()
+        self._state, self._series = TriggerState(), ProfileSeries(lines=lines)
         self._seen: Sequence[GpuSamples] = ()
         self._published: Sequence[Sample] = self._series.samples((), (), 0.0)
         self._stopping = threading.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -147,10 +147,11 @@ class Node:
 
 
 class NodePorts:
-    """The network ports of a node: one for each GPU."""
+    """The network ports of a node: one for each GPU. `slow` has since when those of GPUs are slow."""
 
-    def __init__(self) -> None:
-        self._series: dict[str, Series] = {}
+    def __init__(self, slow: Mapping[int, float], since_start: Callable[[], float]) -> None:
+        self._slow, self._since_start = slow, since_start
+        self._series: dict[tuple[str, Metric], Series] = {}
 
     def start(self) -> None:
         """Do nothing: the ports are always there."""
@@ -161,16 +162,21 @@ class NodePorts:
     def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
         """Return the port of each GPU."""
         for gpu in (each.gpu for each in gpus):
-            labels = (("device", f"mlx5_{gpu.index}"), ("port", "1"), ("distance", "PXB"))
-            self._series.setdefault(gpu.uuid, Series(m.NIC_INFO, gpu, labels))
+            port = (("device", f"mlx5_{gpu.index}"), ("port", "1"))
+            series = Series(m.NIC_INFO, gpu, (*port, ("distance", "PXB")))
+            self._series.setdefault((gpu.uuid, m.NIC_INFO), series)
+            if self._slow.get(gpu.index, math.inf) <= self._since_start():
+                self._series.setdefault((gpu.uuid, m.NIC_FAULT), Series(m.NIC_FAULT, gpu, (*port, ("fault", "slow"))))
         return tuple(Sample(series, 1.0) for series in self._series.values())
 
 
 class NodeProfiles:
-    """What profiles and traces of the processes of a node show, which are the same on all of its GPUs."""
+    """What profiles and traces of the processes of a node show, which are the same on all of its GPUs, but for the
+    lines of those that wait for their host."""
 
-    def __init__(self, profiled: Profiled, since_start: Callable[[], float]) -> None:
+    def __init__(self, profiled: Profiled, rank: int, since_start: Callable[[], float]) -> None:
         self._profiled, self._since_start = profiled, since_start
+        self._waiting = {each.gpu: each for each in profiled.waiting if each.rank == rank}
         self._series: dict[tuple[Metric, str, str], Series] = {}
 
     def start(self) -> None:
@@ -182,18 +188,23 @@ class NodeProfiles:
     def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
         """Return the shares of causes, and the time of kernels, of which a second a minute is traced."""
         traced = self._since_start() / MINUTE
+        found = {each.gpu.uuid: each.gpu for each in gpus}.values()
         return tuple(
             Sample(self._of(metric, gpu, label, name), value * factor)
-            for gpu in {each.gpu.uuid: each.gpu for each in gpus}.values()
+            for gpu in found
             for metric, label, values, factor in (
                 (m.IDLE_CAUSE, "cause", self._profiled.causes, 1.0),
                 (m.KERNEL_CLASS, "class", self._profiled.kernels, traced),
             )
             for name, value in values.items()
+        ) + tuple(
+            Sample(self._of(m.WAITING_LINE, gpu, "line", waits.line, ("cause", waits.cause)), waits.share)
+            for gpu in found
+            if (waits := self._waiting.get(gpu.index)) and waits.begin <= self._since_start()
         )
 
-    def _of(self, metric: Metric, gpu: Gpu, label: str, name: str) -> Series:
-        return self._series.setdefault((metric, gpu.uuid, name), Series(metric, gpu, ((label, name),)))
+    def _of(self, metric: Metric, gpu: Gpu, label: str, name: str, *more: tuple[str, str]) -> Series:
+        return self._series.setdefault((metric, gpu.uuid, name), Series(metric, gpu, ((label, name), *more)))
 
 
 def _telemetry(source: StagedSource) -> Sequence[NodeLoops | NodePorts | NodeProfiles]:
@@ -201,8 +212,13 @@ def _telemetry(source: StagedSource) -> Sequence[NodeLoops | NodePorts | NodePro
     clock = source.node.clock
     loop, profiled = LOOPS.get(job.name), PROFILES.get(job.name)
     loops = [NodeLoops(job.name, loop, rank * GPUS, clock)] if loop else []
-    profiles = [NodeProfiles(profiled, clock)] if profiled else []
-    return (*loops, *profiles, NodePorts())
+    profiles = [NodeProfiles(profiled, rank, clock)] if profiled else []
+    slow = {
+        fault.gpu: fault.begin
+        for fault in FAULTS
+        if fault.mode == "GpuNicSlowLink" and (fault.job, fault.rank) == (job.name, rank) and fault.gpu is not None
+    }
+    return (*loops, *profiles, NodePorts(slow, clock))
 
 
 class Clock:

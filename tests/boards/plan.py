@@ -5,7 +5,7 @@ Each node runs a job of one team. The values of GPUs are those of the failure mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue import metrics as m
@@ -86,11 +86,24 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingLine:
+    """The line of code at which the main thread of a GPU spends a share of its time, from `begin` on, and why."""
+
+    rank: int
+    gpu: int
+    begin: float
+    cause: str
+    line: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Profiled:
     """Shares of the time of main threads by cause, and of the time of kernels by class."""
 
     causes: Mapping[str, float]
     kernels: Mapping[str, float]
+    waiting: Sequence[WaitingLine] = ()
 
 
 JOBS = (
@@ -121,6 +134,7 @@ PROFILES = {
     "llm-pretrain": Profiled(
         {"synchronisation": 0.61, "collectives": 0.2, "launch_overhead": 0.11, "data_loading": 0.05, "python": 0.03},
         {"gemm": 0.52, "attention": 0.17, "communication": 0.21, "elementwise": 0.08, "copy": 0.02},
+        [WaitingLine(1, 3, LENGTH - 65 * MINUTE, "data_loading", "train.py:31 load_batch", 0.86)],
     ),
     "ranker": Profiled(
         {"synchronisation": 0.74, "launch_overhead": 0.12, "data_loading": 0.09, "allocation": 0.05},

@@ -83,9 +83,11 @@ class Said:
     name: str
     alert: str
     signal: tuple[str, Mapping[str, str]]
-    beside: Sequence[tuple[str, Mapping[str, str]]]
+    beside: Sequence[tuple[str, Mapping[str, str]] | tuple[str, Mapping[str, str], int]]
     annotations: Mapping[str, str]
     value: int = 1
+    # How many minutes the series beside it last.
+    lasting: float = 10
 
     def group(self) -> RuleGroup:
         """Return the rule of the alert with these annotations."""
@@ -106,7 +108,7 @@ class Said:
             "interval": "30s",
             "input_series": [
                 series(name, labels, [(0, 50)], self.value),
-                *(series(*each, [(0, 10)]) for each in self.beside),
+                *(series(*each[:2], [(0, self.lasting)], *each[2:]) for each in self.beside),
             ],
             "promql_expr_test": [],
             "alert_rule_test": [{"eval_time": "2400s", "alertname": self.alert, "exp_alerts": [alert]}],
@@ -117,6 +119,11 @@ def required(value: int, action: str) -> Said:
     """Return what the alert on a recovery action says to do."""
     texts = {"description": f"{action}. For the commands, see the section Fix of the runbook."}
     return Said(f"action {value}", "GpuRecoveryActionRequired", ("gpu:recovery_action:action", GPU), (), texts, value)
+
+
+def faulty_port(device: str, fault: str) -> tuple[str, Mapping[str, str]]:
+    """Return the series of a port."""
+    return "gpu_nic_faulty_port_info", {**GPU, "device": device, "port": "1", "fault": fault}
 
 
 SAID = (
@@ -159,6 +166,46 @@ SAID = (
         {"owner": "workload llm, namespace ml, pod llm-0"},
     ),
     Said("no job", "GpuAllocatedIdle", ("gpu:idle:holds", GPU), [], {"owner": "no workload known"}),
+    Said(
+        "two ports that are down, and one that is not",
+        "GpuNicDown",
+        ("gpu:nic_up:bool", GPU),
+        [
+            *(faulty_port(device, "down") for device in ("mlx5_0", "mlx5_1")),
+            faulty_port("mlx5_2", "slow"),
+            ("gpu_nic_info", {**GPU, "device": "mlx5_3", "port": "1"}),
+        ],
+        {"summary": "A network port of GPU 3 on node n1 is down: mlx5_0 port 1, mlx5_1 port 1"},
+        lasting=50,
+    ),
+    Said(
+        "the nearest port",
+        "GpuNicFlapping",
+        ("gpu:nic_link_downed:total", GPU),
+        [("gpu_nic_info", {**GPU, "device": "mlx5_3", "port": "1"})],
+        {"summary": "A network link of GPU 3 on node n1 keeps going down and coming back: mlx5_3 port 1"},
+        lasting=50,
+    ),
+    Said(
+        "an NVLink",
+        "GpuNvlinkDown",
+        ("gpu:nvlink_links_up:links", GPU),
+        [
+            ("gpu_nvlink_link_up", {"gpu_uuid": "GPU-3", "nvlink": "6"}),
+            ("gpu_nvlink_links", GPU),
+            ("gpu_nvlink_links_expected", GPU),
+            ("gpu_nvlink_link_up", {"gpu_uuid": "GPU-3", "nvlink": "7"}, 0),
+        ],
+        {"summary": "Number of NVLinks down on GPU 3 on node n1: 1: NVLink 7"},
+        lasting=50,
+    ),
+    Said(
+        "without the metrics of links",
+        "GpuNvlinkErrors",
+        ("gpu:nvlink_replays:total", GPU),
+        [],
+        {"summary": "NVLink errors on GPU 3 on node n1"},
+    ),
     required(1, "Cordon the node, wait until the jobs on this GPU have ended, then reset the GPU"),
     required(5, "Drain the node, then restart the IMEX service (nvidia-imex) on the nodes of its domain"),
     required(7, "Drain the node, then power-cycle or reboot it"),

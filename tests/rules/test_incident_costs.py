@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.alerting import incidents
-from gpu_exporter.alerting.aggregates import SHARE, WAITING, WAITING_TIME
+from gpu_exporter.alerting.aggregates import SHARE, WAITING, WAITING_TIME, WASTED, WASTED_COST
 from gpu_exporter.alerting.groups import RuleGroup, as_text
 from gpu_exporter.alerting.rules import groups
 from gpu_exporter.catalogue import signals as s
@@ -119,7 +119,7 @@ class Fleets:
 
 def rules(folder: Path) -> Sequence[Path]:
     """Write the rules of incidents, and those on waiting ranks, which they read."""
-    waiting = {WAITING.record, WAITING_TIME.record}
+    waiting = {WAITING.record, WAITING_TIME.record, WASTED.record, WASTED_COST.record}
     path = folder / "costs.yaml"
     path.write_text(
         as_text(
@@ -136,6 +136,42 @@ def test_costs_are_those_of_python(tmp_path: Path) -> None:
     parts = [range(start, start + AT_ONCE) for start in range(0, SETS, AT_ONCE)]
     cases = [Fleets([drawn(number) for number in part]) for part in parts]
     check(tmp_path, cases, rules=rules(tmp_path))
+
+
+class Unexplained:
+    """Two causes for which two ranks wait, who also waste time of their own; and a job without an incident."""
+
+    name = "unexplained"
+
+    def rendered(self) -> Mapping[str, Any]:
+        """Return it in promtool's format."""
+        waits = {Cause.PEERS: 0.5, Cause.HOST: 0.25}
+        gpus = [
+            diagnosed_gpu(
+                0,
+                "GpuThermalThrottling",
+                "GpuLoaderStorageBound",
+                job="a",
+                class_name="host-bound",
+                shares={Cause.HOST: 0.5},
+            ),
+            *(diagnosed_gpu(gpu, job="a", class_name="waiting", shares=waits) for gpu in (1, 2)),
+            diagnosed_gpu(3, job="b", class_name="host-bound", shares={Cause.HOST: 0.5}),
+        ]
+        found: list[Sample] = [({"workload": "a"}, 2 * 0.25 * PRICE), ({"workload": "b"}, 0.5 * PRICE)]
+        return {
+            "name": self.name,
+            "interval": "1m",
+            "input_series": [rendered_series(*each) for gpu in gpus for each in series(gpu)],
+            "promql_expr_test": [
+                Expect(f"sum by (workload) ({incidents.UNEXPLAINED_COST.record})", found).rendered(120)
+            ],
+        }
+
+
+def test_waste_that_no_incident_explains(tmp_path: Path) -> None:
+    """Time that costs two incidents is not subtracted twice."""
+    check(tmp_path, [Unexplained()], rules=rules(tmp_path))
 
 
 def test_what_is_drawn_has_every_kind_of_incident() -> None:

@@ -64,16 +64,18 @@ INCIDENTS = {
     if each.record.startswith("incident:open:")
 }
 PATIENT = {training_jobs.SPEED_USUAL.record, *(each.record for each in hourly_sums.REPORTS)}
-ALL_ALERTS = {each.record for each in (recorded_incidents.ALL, recorded_incidents.CAUSES)}
+ALL_ALERTS = {each.record for each in (recorded_incidents.ALL, recorded_incidents.CAUSES, recorded_incidents.NAMES)}
 BY_NAME = {mode.name: mode for mode in MODES}
 # Metrics of gpu-exporter, and of inference servers, that panels read without a rule. Which devices have them is not
 # computed here: their queries must only be answered by numbers.
-DIRECT = {row.name for row in m.METRICS} - {m.NIC_INFO.name}
+DIRECT = {row.name for row in m.METRICS} - {m.NIC_INFO.name, m.WAITING_LINE.name}
 SERVED = {*serving.CACHE, *(f"{name}_bucket" for name in serving.FIRST_TOKEN)}
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels that a query makes of others, or of values.
-MADE = ("first", "role", "nodes", "symptoms", "Cluster")
+MADE = ("first", "role", "nodes", "symptoms", "Cluster", "number")
+# Labels of what no page has: the line of code in a profile.
+PROFILED = ("line", "cause")
 # Labels of parts or events, which not every series has.
 SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster", "rank", "Rank", "activity", "fewer")
 Devices = frozenset[DeviceKey]
@@ -188,7 +190,7 @@ class Truth:
 
     def has(self, label: str, text: str) -> bool:
         """Return whether the result of a query must have this label."""
-        if label in MADE:
+        if label in MADE or label in PROFILED or (label == "rank" and text.startswith("sum without (rank)")):
             return False
         if any(name in text for name in INCIDENTS):
             if label in ("runbook", "urgency", "order"):
@@ -294,6 +296,8 @@ class Truth:
             return self._incidents(matchers)
         if name == recorded_incidents.HELD.record:
             return self._holds_up()
+        if name == recorded_incidents.UNEXPLAINED_COST.record:  # also 0
+            return self._series(aggregates.WASTED_COST.record, matchers)
         if name == aggregates.WAITING.record:
             return bool(self._where(self._waits))
         if name in ALERTS:
@@ -315,6 +319,8 @@ class Truth:
             )
         if name in LOOPS:
             return bool(self._trained())
+        if name == m.WAITING_LINE.name:
+            return frozenset()
         if name == m.NIC_INFO.name:
             return self._where(lambda part: self._known(nic_signals.UP, part))
         if name in HISTOGRAMS:

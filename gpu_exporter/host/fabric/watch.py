@@ -82,6 +82,17 @@ class RailHistory:
                     self.best[name] = max(self.best.get(name, 0.0), link.rate)
 
 
+def faulty(
+    rails: Rails, links: Mapping[str, Link], history: RailHistory, up: bool | None, shares: Mapping[str, float]
+) -> Iterator[tuple[Nic, str]]:
+    """Yield the ports for which a GPU is not `up`, and the slowest one if it is slower than it should be."""
+    if up is False:
+        down = [nic for nic in rails.nics if (link := links.get(nic.name)) and link.up is False]
+        yield from ((nic, "down") for nic in [nic for nic in down if nic.name in history.active] or down)
+    slowest = min(shares.values(), default=1.0)
+    yield from ((nic, "slow") for nic in rails.nics if slowest < 1.0 and shares.get(nic.name) == slowest)
+
+
 def is_up(rails: Rails, links: Mapping[str, Link], history: RailHistory, others: Iterable[Rails]) -> bool | None:
     """Return whether the ports of a GPU are active as they should be; None if it is unknown whether they should.
 
@@ -98,8 +109,10 @@ def is_up(rails: Rails, links: Mapping[str, Link], history: RailHistory, others:
     return False if used else None
 
 
-def rate_share(rails: Rails, links: Mapping[str, Link], history: RailHistory, all_nics: Iterable[Nic]) -> float | None:
-    """Return the rate of the slowest active port of a GPU, as a share of what it should be; None if that is unknown.
+def rate_shares(
+    rails: Rails, links: Mapping[str, Link], history: RailHistory, all_nics: Iterable[Nic]
+) -> Mapping[str, float]:
+    """Return the rate of each active port of a GPU, by its name, as a share of what it should be, if that is known.
 
     It should be the highest rate that it has had, or that an active port of the same kind of card has.
     """
@@ -108,20 +121,23 @@ def rate_share(rails: Rails, links: Mapping[str, Link], history: RailHistory, al
         link = links.get(nic.name)
         if link and link.up and link.rate:
             best[nic.kind] = max(best.get(nic.kind, 0.0), link.rate)
-    shares = [
-        link.rate / max(history.best.get(nic.name, 0.0), best.get(nic.kind, 0.0))
+    return {
+        nic.name: link.rate / max(history.best.get(nic.name, 0.0), best.get(nic.kind, 0.0))
         for nic in rails.nics
         if (link := links.get(nic.name)) and link.up and link.rate
-    ]
-    return min(shares, default=None)
+    }
 
 
-def rows_of(gpu: Gpu, rails: Rails, up: bool | None, share: float | None) -> Iterator[Row]:
+def rows_of(
+    gpu: Gpu, rails: Rails, up: bool | None, share: float | None, faults: Iterable[tuple[Nic, str]]
+) -> Iterator[Row]:
     """Yield the rows of a GPU."""
     apart = rails.distance
     for nic in rails.nics:
         labels = {"device": nic.device, "port": nic.port, "distance": apart.name if apart else "unknown"}
         yield Row(m.NIC_INFO, gpu, 1, tuple(labels.items()))
+    for nic, fault in faults:
+        yield Row(m.NIC_FAULT, gpu, 1, (("device", nic.device), ("port", nic.port), ("fault", fault)))
     values: dict[Metric, float | None] = {m.NIC_UP: up, m.NIC_RATE_SHARE: share, m.NIC_DISTANCE: apart, **rails.totals}
     for metric, value in values.items():
         if value is not None:
@@ -170,8 +186,9 @@ class FabricWatch(RowThread):
                 rails.add(grown)
                 others = [other for other in self._rails.values() if other is not rails]
                 up = is_up(rails, links, self._history, others)
-                share = rate_share(rails, links, self._history, self._nics)
-                rows += rows_of(gpu, rails, up, share)
+                shares = rate_shares(rails, links, self._history, self._nics)
+                faults = faulty(rails, links, self._history, up, shares)
+                rows += rows_of(gpu, rails, up, min(shares.values(), default=None), faults)
         return [*rows, *self._gpudirect]
 
     def _scan(self, now: float) -> None:

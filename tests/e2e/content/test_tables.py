@@ -21,7 +21,7 @@ CLUSTER = {"cluster": "west"}
 # no step, not every job is profiled, and there is no XID.
 EMPTY = (
     *("Firing alerts", "XIDs", "Chargeback by namespace", "Cost per day", "What do the main threads do?"),
-    *("Kernels by class", "Step time", "Last step", "Tokens per second", "Efficiency", "Cost of a million tokens"),
+    *("Kernels by class", "Step time", "Last step", "Tokens per second", "MFU and goodput", "Cost of a million tokens"),
     *("Step without waiting", "Time to first token", "Time to the first token", "Recommended batch limit"),
 )
 NODES, WORKLOADS, NAMESPACES = 8, 6, 6
@@ -42,7 +42,11 @@ VIEWS: Sequence[tuple[str, Mapping[str, str], Mapping[str, int]]] = (
     ),
     ("node", {"var-node": "node-005"}, {"GPUs": plan.GPUS}),
     ("node", {"var-node": "node-006"}, {"GPUs": plan.GPUS, "Network ports of each GPU": plan.GPUS}),
-    ("gpu", {"var-node": "node-006"}, {}),
+    (
+        "gpu",
+        {"var-node": "node-006", "var-gpu": "5"},
+        {"Which GPU is it?": 1, "Who has it, and which line of code keeps it waiting?": 1},
+    ),
     ("job", PRETRAIN, {"Ranks": 3 * plan.GPUS}),
     ("job", ENDED, {}),
     ("server", {"var-pod": "llm-serve-0"}, {"Output and latency by batch size": 1}),

@@ -81,7 +81,7 @@ def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path
     """From the class of the GPU to the line of code: in the API, the metrics, pprof and the diagnosis."""
     with busy_job("loader", tmp_path) as (job, line):
         host_bound(driver, job.pid)
-        exporter = serve(*options(tmp_path, "--profile", "host-bound"), env=driver.environment)
+        exporter = serve(*options(tmp_path, "--profile", "host-bound", "--profile-lines"), env=driver.environment)
         found = awaited(exporter)
         assert (found["reason"], found["finding"], found["uuids"]) == ("host-bound", "data-loading-bound", [UUID])
         (process,) = found["processes"]
@@ -91,6 +91,8 @@ def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path
         page = page_with(exporter, "gpu_idle_cause_ratio")
         assert page.value("gpu_idle_cause_ratio", cause="data_loading", UUID=UUID) > 0.8
         assert page.value("gpu_profile_timestamp_seconds", UUID=UUID) == found["at"]
+        named = re.sub(r"\((.+)\)", r":\1 load_batch", Path(line).name)
+        assert page.value("gpu_waiting_line_ratio", cause="data_loading", line=named, UUID=UUID) > 0.8
         assert page.value(TAKEN, reason="host-bound") == 1
         assert not page.values("gpu_process_memory_used_bytes")
         pprof = decoded(exporter.get("/debug/pprof/wall?seconds=600", LOGIN)[1])

@@ -29,7 +29,7 @@ def test_a_summary_names_what_is_affected(mode: FailureMode) -> None:
     assert re.search(r"\$labels\.(node|workload|instance|namespace|cause)", summary), FIX
     assert "{gpu}" not in summary, FIX
     assert "{job}" not in summary, FIX
-    assert summary.count("{{ end }}") == len(re.findall(r"\{\{ (?:if|with) ", summary)), FIX
+    assert summary.count("{{ end }}") == len(re.findall(r"\{\{ (?:if|with|range) ", summary)), FIX
     assert not summary.endswith("."), FIX
 
 

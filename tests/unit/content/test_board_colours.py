@@ -48,9 +48,6 @@ def test_red_is_a_culprit_and_orange_a_victim() -> None:
     assert not {GREEN, GREY} & set(colours.values())
     assert (COLOURS[Cause.PEERS], COLOURS[Cause.USEFUL]) == (ORANGE, GREEN)
     assert BY_NAME["throttled"].colour == COLOURS[Cause.THROTTLED]
-    for name in ("fleet", "job"):
-        (ranks,) = (each for _, column, each in properties(name) if column == "rank" and "mappings" in each)
-        assert ranks["mappings"][0]["options"] == {"pattern": ".+", "result": {"color": RED, "index": 0}}
     assert RED not in COLOURS.values(), "no cause is critical by itself"
     assert [cause for cause in SHARES if COLOURS[cause] == GREEN] == [Cause.USEFUL]
     assert [name for name, bottleneck in BY_NAME.items() if bottleneck.colour == ORANGE] == ["waiting"]

@@ -22,7 +22,7 @@ from content.dashboards.frame import DARK_RED, GREY, LIVE_PAGE
 from content.dashboards.mode_panels import shown
 from gpu_exporter.alerting import boards, rules, serving
 from gpu_exporter.alerting.aggregates import SHARE
-from gpu_exporter.alerting.incidents import SINCE
+from gpu_exporter.alerting.incidents import RANKS, SINCE
 from gpu_exporter.catalogue import bottlenecks, failure_modes, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
@@ -60,13 +60,14 @@ VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "worklo
 HISTOGRAMS = {f"{row}_bucket" for row in m.METRICS if row.kind is Kind.HISTOGRAM}
 IDENTITY = {m.INFO.name, m.POD_INFO.name, m.XID_LAST.name}
 PROFILES = {m.IDLE_CAUSE.name, m.KERNEL_CLASS.name}
+LINES = {m.WAITING_LINE.name}
 FABRIC = {m.NIC_INFO.name, m.NVLINK_SPEED.name, m.NCCL_BUS.name}
 SHARING = {row.name for row in (m.POD_MEMORY, m.POD_SM, m.DURATION, m.RENDER_TIME, m.FAILURES, m.MISSED)}
 SHARING |= {row.name for row in (m.CHECK_PASSED, m.CHECK_AT, m.CHECK_RATE, m.CHECK_BANDWIDTH)}
 SERVERS = {*(f"{name}_bucket" for name in serving.FIRST_TOKEN), *serving.CACHE}
 DIRECT = {
-    "gpu": HISTOGRAMS | IDENTITY | PROFILES | SHARING,
-    "job": HISTOGRAMS | PROFILES | FABRIC,
+    "gpu": HISTOGRAMS | IDENTITY | PROFILES | LINES | SHARING,
+    "job": HISTOGRAMS | PROFILES | LINES | FABRIC,
     "node": FABRIC | SHARING - {m.POD_MEMORY.name, m.POD_SM.name},
     "server": SERVERS | PROFILES,
 }
@@ -337,11 +338,13 @@ def test_queries_read_only_recorded_series(name: str) -> None:
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
-        # And what share of a GPU an idle MIG instance is, and the ranks that hold up a job that hangs.
+        # And what share of a GPU an idle MIG instance is, the ranks of GPUs with an alert, and those that hold up a job
+        # that hangs.
         assert {text for text in found if text.startswith("gpu:")} == {
             *xids,
             SHARE.record,
             SINCE.record,
+            RANKS.record,
             record_of(bottlenecks.SPINNING),
         }
 
@@ -410,10 +413,16 @@ def test_alerts_without_a_gpu_have_no_number_of_gpus() -> None:
                 assert without not in since
 
 
+@pytest.mark.parametrize("name", BOARDS)
+def test_queries_are_short(name: str) -> None:
+    """VictoriaMetrics refuses longer ones by default (`-search.maxQueryLen`)."""
+    assert max(map(len, expressions(BOARDS[name]))) < 16 << 10
+
+
 def test_queries_on_servers_are_those_of_the_pod() -> None:
     """What no rule records has the labels of the pod only after its rewriting: it is joined with recorded series."""
     found = [text for text in expressions(BOARDS["server"]) if any(name in text for name in SERVERS)]
-    assert len(found) == 5
+    assert len(found) == 4
     assert all(
         re.search(r'and on \(cluster, namespace, pod\) pod:requests:count{.*pod=~"\$pod"', each) for each in found
     )

@@ -10,6 +10,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
 from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling import records
@@ -28,7 +29,7 @@ from gpu_exporter.profiling.records import (
 )
 from gpu_exporter.profiling.result import ProcessProfile, all_stacks, folded_lines, process_profile
 from gpu_exporter.profiling.stacks import parse
-from gpu_exporter.profiling.views import SHOWN_SECONDS, ProfileSeries, latest_of
+from gpu_exporter.profiling.views import MOST_LABEL, SHOWN_SECONDS, ProfileSeries, latest_of
 
 PROCESS = Process(7, 1, 1000, "train.py", 70, (0, 1), "3")
 MAIN = "thread (7): MainThread"
@@ -193,6 +194,37 @@ def test_series_of_profiles() -> None:
     assert all(one.series is other.series for one, other in zip(first, again, strict=True))
     later = samples(1000.1 + SHOWN_SECONDS)
     assert set(found) - set(later) == {key for key in found if key[0] in (m.PROFILED_AT.name, m.IDLE_CAUSE.name)}
+
+
+def waiting(reason: ProfileReason, at: float, **frames: str) -> Summary:
+    """Return a profile whose main thread spends half, then a quarter of its time at these lines, by cause."""
+    causes = tuple(
+        CauseShare(TraceCause(name), "", 1.0, 0.5, (CodeLine(frame, 0.5 / place),))
+        for place, (name, frame) in enumerate(frames.items(), 1)
+    )
+    of_process = ProfiledProcess(7, 0, "t.py --token=secret", "", ("a",), 9, causes)
+    return replace(summary(1, at, processes=[of_process]), reason=reason)
+
+
+def test_the_line_that_keeps_a_gpu_waiting() -> None:
+    """Opt-in. Waiting for the GPU is none, nor is a profile of a GPU that may be busy. No folder, no command."""
+    gpus = [GpuSamples(Gpu(0, "a"), 1.0, (), {})]
+    frames = {"synchronisation": "/home/mia/train.py(9): step", "data_loading": "/home/mia/data.py(31): load > poll"}
+    bound = waiting(ProfileReason.HOST_BOUND, 1000.0, **frames)
+
+    def lines(*stored: Summary, now: float = 1000.0, wanted: bool = True) -> list[tuple[Labels, float]]:
+        found = ProfileSeries(lines=wanted).samples(gpus, stored, now)
+        return [(series.labels, value) for series, value in found if series.metric is m.WAITING_LINE]
+
+    assert lines(bound) == [((("cause", "data_loading"), ("line", "data.py:31 load")), 0.25)]
+    assert lines(bound, wanted=False) == []
+    assert lines(bound, now=1000.1 + SHOWN_SECONDS) == []
+    scheduled = waiting(ProfileReason.SCHEDULE, 1060.0, python="/home/mia/train.py(2): main")
+    assert lines(scheduled) == []
+    assert lines(bound, scheduled) == lines(bound)
+    assert lines(waiting(ProfileReason.STRAGGLER, 1000.0, synchronisation="/home/mia/train.py(9): step")) == []
+    native = waiting(ProfileReason.STALL, 1000.0, collectives="n" * 500)
+    assert [len(labels[1][1]) for labels, _ in lines(native)] == [MOST_LABEL]
 
 
 def test_folded_lines() -> None:

@@ -39,6 +39,11 @@ class Watched:
         gpu = self.fabric.gpus[index]
         return {row.metric: row.value for row in self.watch.rows(self.seen) if row.gpu is gpu and not row.labels}
 
+    def faulty(self, index: int) -> list[tuple[str, str, str]]:
+        gpu = self.fabric.gpus[index]
+        rows = [dict(row.labels) for row in self.watch.rows(self.seen) if row.gpu is gpu and row.metric is m.NIC_FAULT]
+        return [(row["device"], row["port"], row["fault"]) for row in rows]
+
     def nearest(self, index: int) -> list[tuple[str, str]]:
         gpu = self.fabric.gpus[index]
         infos = [dict(row.labels) for row in self.watch.rows(self.seen) if row.gpu is gpu and row.metric is m.NIC_INFO]
@@ -175,16 +180,30 @@ def test_a_port_is_down_since_before_the_start(tmp_path: Path) -> None:
     """Then the other GPUs show that it should be active."""
     fabric = infiniband_node(tmp_path)
     down(fabric, "mlx5_2")
-    assert [Watched(fabric).of_gpu(index)[m.NIC_UP] for index in range(4)] == [1, 1, 0, 1]
+    node = Watched(fabric)
+    assert [node.of_gpu(index)[m.NIC_UP] for index in range(4)] == [1, 1, 0, 1]
+    assert [node.faulty(index) for index in range(4)] == [[], [], [("mlx5_2", "1", "down")], []]
 
 
 def test_unused_ports_are_no_fault(tmp_path: Path) -> None:
     """The second port of a card without a cable; and a node where no port is used."""
     fabric = roce_node(tmp_path)
     down(fabric, "mlx5_1")
-    assert Watched(fabric).of_gpu(0)[m.NIC_UP] == 1
+    node = Watched(fabric)
+    assert (node.of_gpu(0)[m.NIC_UP], node.faulty(0)) == (1, [])
     down(fabric, "mlx5_0")
-    assert m.NIC_UP not in Watched(fabric).of_gpu(0)
+    node = Watched(fabric)
+    assert (m.NIC_UP in node.of_gpu(0), node.faulty(0)) == (False, [])
+
+
+def test_which_port_is_faulty(tmp_path: Path) -> None:
+    """Of a GPU with two ports, the one that was active, and the slowest, but not the one that works."""
+    node = Watched(roce_node(tmp_path))
+    assert node.faulty(0) == []
+    down(node.fabric, "mlx5_0")
+    node.fabric.put(f"{node.fabric.port('mlx5_1')}/rate", "25 Gb/sec (1X EDR)\n")
+    node.poll(5)
+    assert node.faulty(0) == [("mlx5_0", "1", "down"), ("mlx5_1", "1", "slow")]
 
 
 def test_a_degraded_link(tmp_path: Path) -> None:
