@@ -39,7 +39,7 @@ NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 SYMPTOM = "symptom"
 ROLES = {"root cause": ("root cause", RED), SYMPTOM: (SYMPTOM, "text")}
 # What to do first about a symptom: the advice of its own may be wrong if something else causes it.
-BEGIN_WITH_CAUSE = "Begin with the root cause: this alert ends with it"
+BEGIN_WITH_CAUSE = "Fix the root cause first: this alert then ends"
 # The label with what an incident costs. A symptom has no cost of its own.
 COST = "usd"
 COST_OF_ROW = override(
@@ -85,8 +85,8 @@ def firing(
     modes = [mode for mode in all_modes if mode.domain in domains and _shows(board, mode)]
     what = "all domains" if set(domains) == set(Domain) else ", ".join(domain.value for domain in domains)
     about = About(
-        f"Firing alerts ({what}), with the number of GPUs and the time since when each is active: many first wait for "
-        "a while before they fire.",
+        f"Firing alerts ({what}), with the number of GPUs that fire each (*firing*) and the time since when it is "
+        "active: many first wait for a while before they fire.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical alerts come first, then root causes, by *cost/h* and time. Begin with a *root cause*, which no other "
         "alert explains: symptoms end with it. The name of an alert opens its runbook. *what to do first* begins with "
@@ -102,7 +102,7 @@ def firing(
         shown.insert(3, "cluster")
         timed = q.with_cluster(timed, _of_any_gpu(board, domains))
     queries = [
-        Query(number, "", "short", "GPUs"),
+        Query(number, "", "short", "firing"),
         Query(
             f'label_replace({_with_first_step(timed)}, "first", "{SYMPTOM}", "role", "{SYMPTOM}")',
             "",

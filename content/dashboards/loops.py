@@ -32,7 +32,7 @@ WORST = 10
 # What the time since the last step is named.
 MOVES, STALLS = "ago", "stands still"
 # What the time of a step is named.
-NOW, SLOWER = "now", "too slow"
+NOW, SLOWER = "now", "now, too slow"
 # What it is compared with, and what that is named while there is too little of it.
 USUAL, NEW_JOB = "24 h median", "none yet"
 # What goodput measures: ranks that wait for each other within a step waste GPU time at a high goodput.

@@ -43,7 +43,7 @@ MISSING = fitted(ABSENT)
 # Ends the legend of a number of GPUs that is not that of all.
 FEWER = ", not all"
 # What waste is named, and a column with it, that no incident explains.
-NO_INCIDENT = "no incident"
+NO_INCIDENT = "unexplained"
 # Rows of the grid that a panel with a number has.
 TILE = 4
 # A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
@@ -245,7 +245,7 @@ def wasted(board: Board, about: str, *, height: int = TILE) -> Any:
             "a small share of the cost of all GPUs.",
             "the table of incidents says what to do about the largest; the bottleneck of each GPU shows the rest.",
         ),
-        Query(f"sum({q.selected(board, WASTED_COST)})", "in all", "currencyUSD"),
+        Query(f"sum({q.selected(board, WASTED_COST)})", "total", "currencyUSD"),
         Query(f"sum({q.selected(board, UNEXPLAINED_COST)})", NO_INCIDENT, "currencyUSD"),
         height=height,
     )

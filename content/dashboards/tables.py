@@ -60,7 +60,7 @@ NATURAL = ("batch", "gpu", "node", LABEL)
 # wide as `LEAST` at least.
 WIDTHS = {
     **{"severity": 66, "alertname": 190, "cluster": 70, "gpu": 50, "rank": 50, "batch": 80, "usd": 70},
-    **{"nodes": 56, "symptoms": 78, "GPUs": 50, "active since": 112, "role": 84},
+    **{"nodes": 56, "symptoms": 78, "GPUs": 50, "firing": 56, "active since": 112, "role": 84},
     **{"model": 120, "serial": 110, "driver_version": 96, "pci_bus_id": 130, "link": 74, "slot": 74, "instance": 116},
     **{"last": 88, "power limit": 86, "xid": 56, "kind": 96, "message_size": 96},
     **{"health": 84, "state": 248, "hottest GPU": 92, "throttled": 76, "for": 80},

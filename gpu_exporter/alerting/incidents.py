@@ -291,9 +291,9 @@ UNEXPLAINED_COST = Aggregate(
     f"""clamp_min({WASTED_COST.record} - on ({_JOB}) sum by ({_JOB}) (
   label_replace({_IN_INCIDENTS}, "part", "own", "", "")
   or
-  label_replace({WAITING_TIME.record} and on ({_JOB}) {HOLDERS.record}, "part", "waiting", "", "")
+  label_replace(sum by ({_JOB}) ({WAITING_TIME.record} and on ({_JOB}) {HOLDERS.record}), "part", "waiting", "", "")
 ) * {{usdPerGpuHour}}, 0)
-or
+or on ({_JOB})
 {WASTED_COST.record}""",
     LABELS[Place.JOB],
 )
@@ -378,7 +378,7 @@ def _links() -> str:
     others = _ALERTS.replace("}", f', domain="{Domain.NETWORK.value}", UUID!=""}}')
     return f"""{_ALERTS} * on ({_OF_LINK}) group_left (link) (
   {faulty} and on ({_OF_LINK}) {number} == 1
-  or
+  or on ({_OF_LINK})
   label_replace({several}, "link", "$1 links", "number", "(.+)")
 )
 or ignoring (link)
