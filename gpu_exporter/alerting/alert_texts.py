@@ -72,7 +72,7 @@ NVLINK_FAULTS = {
     "GpuNvlinkDown": f"({_of_gpu(f'{_LINK_UP} == 0')} and on (cluster, UUID) {_EXPECTED} == {_THERE})",
     "GpuNvlinkErrors": (
         "(topk by (cluster, UUID) (1, "
-        f"sum by (cluster, UUID, nvlink) ({_of_gpu(f'increase({_LINK_ERRORS}[1h])')})) > 0)"
+        f"sum by (cluster, UUID, nvlink) ({_of_gpu(f'rate({_LINK_ERRORS}[1h])')})) > 0)"
     ),
 }
 _OF_GPU = "cluster=%q, UUID=%q"
