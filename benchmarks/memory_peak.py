@@ -8,7 +8,7 @@ gpu-exporter runs with its defaults. Between the second and the third scrape, a 
 - at each scrape, the memory in use, and the most in use within a minute;
 - the alert, by the committed rules in promtool, with all scrapes as its input; without promtool, by the same condition
   in Python;
-- what `gpu-exporter diagnose --url` says, which scrapes for 5 s after the program has ended.
+- what `gpu-exporter diagnose --url` says, which scrapes for 5 s, 2 s after the program has ended.
 
 Exits with 1 if a scrape saw the peak as the memory in use (then nothing was shown: run it again), or if the alert or
 `diagnose` misses it.
@@ -41,6 +41,8 @@ MIB = 2**20
 LEFT, MORE, BLOCK = GIB // 2, 8 * GIB, 256 * MIB
 # After which scrape the program takes the memory, and how many seconds later.
 AFTER, DELAY = 2, 5.0
+# Two collections, and a page.
+PAGE_SECONDS = 2.0
 # A program that takes the memory for so many seconds; it returns when the program has ended.
 Peak = Callable[[float], None]
 
@@ -95,6 +97,7 @@ def scrape(exporter: Exporter, every: float, scrapes: int, hold: float, peak: Pe
 
     def peak_and_diagnose() -> str:
         peak(hold)
+        time.sleep(PAGE_SECONDS)  # until then, the page may show the memory of the program as in use
         url = f"http://127.0.0.1:{exporter.port}"
         command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--url", url, "--for", "5s", "--json"]
         return subprocess.run(command, capture_output=True, text=True).stdout
