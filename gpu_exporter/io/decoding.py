@@ -5,10 +5,17 @@ Every function raises ValueError with one line that says what is wrong, without 
 
 from __future__ import annotations
 
+import threading
 import zlib
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import msgspec
 
 T = TypeVar("T")
+# msgspec crashes if two threads prepare the same type for the first time.
+PREPARING = threading.Lock()
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 def json_as(kind: type[T], content: bytes | str) -> T:
@@ -18,8 +25,11 @@ def json_as(kind: type[T], content: bytes | str) -> T:
     """
     import msgspec  # imported only when there is something to decode, which saves its memory
 
+    with PREPARING:
+        decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        return msgspec.json.decode(content, type=kind)
+        decoded: T = decoder.decode(content)
+        return decoded
     except msgspec.ValidationError as error:
         raise ValueError(printable(str(error), 200)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.decoding import PREPARING, printable
 
 T = TypeVar("T")
 
@@ -29,7 +29,8 @@ def yaml_as(kind: type[T], content: bytes | str) -> T:
 
     document = yaml_document(content)
     try:
-        value = msgspec.convert(document, kind)
+        with PREPARING:
+            value = msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         raise ValueError(printable(str(error), 200)) from None
     _check_keys(document, msgspec.to_builtins(value), "")

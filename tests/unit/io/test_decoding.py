@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 import time
 from typing import TypedDict
 
@@ -21,6 +23,32 @@ class Answer(TypedDict):
 
 def test_json_of_the_right_type_is_decoded() -> None:
     assert json_as(Answer, b'{"value": 1, "names": ["a"], "other": null}') == {"value": 1.0, "names": ["a"]}
+
+
+# Types that no thread has prepared yet, and threads that prepare them at the same time.
+AT_ONCE = """
+import sys, threading
+from dataclasses import make_dataclass
+from gpu_exporter.io.decoding import json_as
+sys.setswitchinterval(1e-6)
+for turn in range(60):
+    kind = None
+    for depth in range(12):
+        inner = [("inner", kind, None)] if kind else []
+        kind = make_dataclass(f"D{turn}_{depth}", [(f"f{n}", int, 0) for n in range(8)] + inner)
+    gate = threading.Barrier(8)
+    threads = [threading.Thread(target=lambda: (gate.wait(), json_as(kind, b"{}"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_may_decode_the_same_type_at_once() -> None:
+    """In a process of its own: msgspec crashes if two threads prepare a type for the first time."""
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
