@@ -71,8 +71,7 @@ def _of_gpu(links: str) -> str:
 NVLINK_FAULTS = {
     "GpuNvlinkDown": f"({_of_gpu(f'{_LINK_UP} == 0')} and on (cluster, UUID) {_EXPECTED} == {_THERE})",
     "GpuNvlinkErrors": (
-        "(topk by (cluster, UUID) (1, "
-        f"sum by (cluster, UUID, nvlink) ({_of_gpu(f'rate({_LINK_ERRORS}[1h])')})) > 0)"
+        f"(topk by (cluster, UUID) (1, sum by (cluster, UUID, nvlink) ({_of_gpu(f'rate({_LINK_ERRORS}[1h])')})) > 0)"
     ),
 }
 _OF_GPU = "cluster=%q, UUID=%q"
