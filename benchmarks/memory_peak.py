@@ -8,7 +8,7 @@ gpu-exporter runs with its defaults. Between the second and the third scrape, a 
 - at each scrape, the memory in use, and the most in use within a minute;
 - the alert, by the committed rules in promtool, with all scrapes as its input; without promtool, by the same condition
   in Python;
-- what `gpu-exporter diagnose --url` says, which scrapes for 5 s, 2 s after the program has ended.
+- what `gpu-exporter diagnose --url` says, which scrapes for 5 s after the program has ended.
 
 Exits with 1 if a scrape saw the peak as the memory in use (then nothing was shown: run it again), or if the alert or
 `diagnose` misses it.
@@ -41,8 +41,8 @@ MIB = 2**20
 LEFT, MORE, BLOCK = GIB // 2, 8 * GIB, 256 * MIB
 # After which scrape the program takes the memory, and how many seconds later.
 AFTER, DELAY = 2, 5.0
-# Two collections, and a page.
-PAGE_SECONDS = 2.0
+# The share of the memory that is in use while the program runs.
+FULL = 0.9
 # A program that takes the memory for so many seconds; it returns when the program has ended.
 Peak = Callable[[float], None]
 
@@ -57,6 +57,12 @@ class Taken(NamedTuple):
     def value(self, name: str, unit: float = 1.0) -> float:
         """Return a value of GPU 0."""
         return next(value * unit for each, labels, value in self.samples if each == name and labels["gpu"] == "0")
+
+    @property
+    def share(self) -> float:
+        """The share of the memory that is in use."""
+        used, free = (self.value(row.name, MIB) for row in (m.FB_USED, m.FB_FREE))
+        return used / (used + free)
 
 
 def allocate() -> None:
@@ -97,7 +103,8 @@ def scrape(exporter: Exporter, every: float, scrapes: int, hold: float, peak: Pe
 
     def peak_and_diagnose() -> str:
         peak(hold)
-        time.sleep(PAGE_SECONDS)  # until then, the page may show the memory of the program as in use
+        while Taken(0.0, time.time(), parsed(exporter.page(), is_read)).share > FULL:  # of the program that has ended
+            time.sleep(0.1)
         url = f"http://127.0.0.1:{exporter.port}"
         command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--url", url, "--for", "5s", "--json"]
         return subprocess.run(command, capture_output=True, text=True).stdout
@@ -130,11 +137,7 @@ def shown(taken: Sequence[Taken]) -> list[str]:
 def missed(taken: Sequence[Taken], said: str, promtool: Path | None, every: float) -> list[str]:
     """Print what the alert and `diagnose` say; return what failed."""
     wrong = []
-    most = max(
-        each.value(m.FB_USED.name, MIB) / sum(each.value(row.name, MIB) for row in (m.FB_USED, m.FB_FREE))
-        for each in taken
-    )
-    if most > 0.9:
+    if (most := max(each.share for each in taken)) > FULL:
         wrong.append(f"a scrape saw {most:.0%} of the memory in use: the peak was not between two scrapes")
     if promtool:
         fired = played.fired(promtool, [each.samples for each in taken], every)

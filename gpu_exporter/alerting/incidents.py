@@ -261,7 +261,8 @@ OPEN_NODES = Aggregate(
     _ROW,
 )
 _OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
-_OWN_OF_JOB = f"sum by ({_JOB}) ({OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED})"
+_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
+_OWN_OF_JOB = f"sum by ({_JOB}) ({_OWN_OF_DEVICE})"
 OPEN_COST = Aggregate(
     "incident:open:usd_per_hour",
     "Price of the GPU time that an incident costs: what its own GPUs waste, and the time in which others wait for them",
@@ -278,8 +279,6 @@ OPEN_COST = Aggregate(
     _ROW,
 )
 
-
-_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
 _IN_INCIDENTS = f"""(
   {_OWN_OF_DEVICE} and on ({_DEVICE}) {_OF_GPUS}
   or

@@ -26,9 +26,10 @@ def json_as(kind: type[T], content: bytes | str) -> T:
     import msgspec  # imported only when there is something to decode, which saves its memory
 
     with PREPARING:
-        decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
+        if kind not in _DECODERS:
+            _DECODERS[kind] = msgspec.json.Decoder(kind)
     try:
-        decoded: T = decoder.decode(content)
+        decoded: T = _DECODERS[kind].decode(content)
         return decoded
     except msgspec.ValidationError as error:
         raise ValueError(printable(str(error), 200)) from None
