@@ -16,7 +16,7 @@ what the memory of gpu-exporter consists of, `benchmarks.cpu_parts` the CPU.
 A row of gpu-exporter is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`;
 `@100ms` sets the interval, `/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default
 of 60 s covers the fields that are read once a minute. Rows with an interval are measured for half of that time, other
-exporters for a third, or two of their intervals. Then one scraper makes 300 scrapes, or as many as it can in 20 s, then
+exporters for a third, or one of their intervals. Then one scraper makes 300 scrapes, or as many as it can in 12 s, then
 ten scrapers at once. The CPU of a scrape excludes the collection loop. The table compares it with the CPU that
 `prometheus_client` needs to render the same samples. Memory that a collection allocates is measured in a separate
 process, with tracemalloc.
@@ -248,7 +248,7 @@ def measure(
     """Measure one exporter, with the commands that run `beside` it. Raises RuntimeError if it does not start."""
     with running(command, port, env, beside=beside) as exporter:
         start_after = start_seconds(exporter, first_read)
-        idle, wakes = idle_cpu(exporter, seconds / 2)
+        idle, wakes = idle_cpu(exporter, max(seconds / 2, first_read))
         first = skipped(exporter.page())
         cpu, rss = cpu_and_memory(exporter, seconds)
         start, before = time.monotonic(), exporter.cpu_seconds()
@@ -310,8 +310,8 @@ def measured(peer: Peer, seconds: float, boards: int, env: Mapping[str, str] | N
     port = free_port()
     command, beside = peer.commands(port)
     try:
-        # Both halves of the measurement cover a whole interval of an exporter that reads rarely.
-        whole = max(seconds, 2 * peer.seconds)
+        # An exporter that reads rarely is measured for a whole interval.
+        whole = max(seconds, peer.seconds)
         return measure(peer.name, command, port, whole, boards=boards, env=env, beside=beside, first_read=peer.seconds)
     except RuntimeError as error:
         return NotMeasured(peer.name, str(error))
@@ -380,7 +380,9 @@ def main() -> int:
     parser = options(__name__, __doc__)
     parser.add_argument("--seconds", type=float, default=60, help="how long a row is measured (default: %(default)s)")
     parser.add_argument(
-        "--rows", default=ROWS, help=f"any of {', '.join(SETS)}, each also with @INTERVAL and /GPUS (default: {ROWS})"
+        "--rows",
+        default=ROWS,
+        help=f"any of {', '.join(SETS)}, each also with @INTERVAL and /GPUS, or empty (default: {ROWS})",
     )
     parser.add_argument("--peers", nargs="+", metavar="NAME", default=[""], help="how their names begin")
     parser.add_argument("--without-peers", action="store_true", help="measure only gpu-exporter")
@@ -390,7 +392,8 @@ def main() -> int:
         help="numbers of GPUs of the fake driver, such as 1,2,4; the result is cost_stand_in.json",
     )
     chosen = parser.parse_args()
-    if unknown := [row for row in chosen.rows.split(",") if not ROW.fullmatch(row)]:
+    wanted = [row for row in chosen.rows.split(",") if row]
+    if unknown := [row for row in wanted if not ROW.fullmatch(row)]:
         parser.error(
             f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(SETS)}, as in {ROWS},everything/1"
         )
@@ -406,7 +409,7 @@ def main() -> int:
     costs: Iterable[Cost | NotMeasured] = (
         on_fake_driver([int(count) for count in chosen.fake_driver.split(",")], chosen.seconds)
         if simulated
-        else on_gpus(chosen.rows.split(","), chosen.seconds, () if chosen.without_peers else tuple(chosen.peers))
+        else on_gpus(wanted, chosen.seconds, () if chosen.without_peers else tuple(chosen.peers))
     )
     print(HEAD)
     for cost in costs:

@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 # Until the processes of all scrapers have started.
 START_SECONDS = 2.0
 # How long one series of scrapes takes at most.
-MOST_SECONDS = 20.0
+MOST_SECONDS = 12.0
 EVERYTHING = ("--metrics", "full", "--processes")
 HIGH_RESOLUTION = (*EVERYTHING, "--high-resolution")
 
