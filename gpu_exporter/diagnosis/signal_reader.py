@@ -46,8 +46,11 @@ def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) ->
     return ShapeReader(way, per_instance, seconds) if way.shape else ValueReader(way, per_instance)
 
 
-# A counter: since when it has its value, the value, and whether it changed at that time, so was really read then.
-Count = tuple[float, float, bool]
+# How late a read may be, by a collection that was slow or skipped. Until then, a counter does not stand still.
+LATE_SECONDS = 1.5
+# A counter: since when it has its value, the value, whether it changed at that time, so was really read then, and
+# whether it stands still.
+Count = tuple[float, float, bool, bool]
 
 
 @dataclass(slots=True)
@@ -144,14 +147,14 @@ class ValueReader:
         key, period = labels.series(), self._period
         last = self._before.get(key)
         if last is None:
-            self._before[key] = at, number, False
+            self._before[key] = at, number, False, False
             return None
-        since, before, fresh = last
+        since, before, fresh, stands = last
         elapsed = at - since
         if number != before:
-            self._before[key] = at, number, True
-        elif elapsed >= period:
-            self._before[key] = at - period, number, fresh
+            self._before[key] = at, number, True, False
+        elif elapsed >= period + (0.0 if stands else LATE_SECONDS):
+            self._before[key] = at - period, number, fresh, True
         else:
             return None
         if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not fresh):

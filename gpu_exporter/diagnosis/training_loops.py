@@ -69,17 +69,9 @@ class RankLabels(NamedTuple):
     rank: str
 
 
-class HalfMeans(NamedTuple):
-    """The mean self time and the mean step of a rank in a half of the time, in seconds."""
-
-    own: float
-    step: float
-
-
-def _half(before: Mapping[Sum, float], after: Mapping[Sum, float]) -> HalfMeans | None:
-    sums = (_SELF_SUM, _SELF_COUNT, _STEP_SUM, _STEP_COUNT)
-    own, owns, step, steps = (after.get(key, 0.0) - before.get(key, 0.0) for key in sums)
-    return HalfMeans(own / owns, step / steps) if owns > 0 and steps > 0 else None
+def _own(before: Mapping[Sum, float], after: Mapping[Sum, float]) -> float | None:
+    own, owns = (after.get(key, 0.0) - before.get(key, 0.0) for key in (_SELF_SUM, _SELF_COUNT))
+    return own / owns if owns > 0 else None
 
 
 @dataclass(slots=True)
@@ -141,15 +133,15 @@ class RankHistory:
         grown = {key: value - before.get(key, 0.0) for key, value in self.now.items() if key[0] != _BUCKET}
         return {SECONDS: seconds, **grown}
 
-    def halves(self, seconds: float) -> tuple[HalfMeans, ...]:
-        """Return the means of both halves of the last seconds; empty if steps with a self time are missing in one."""
+    def halves(self, seconds: float) -> tuple[float, ...]:
+        """Return the mean self times of both halves of the last seconds; empty if steps with one are missing in one."""
         begin, middle = (
             next((each for each in self.points if each[0] > self.at - ago - PACE / 2), (0.0, self.now))
             for ago in (seconds, seconds / 2)
         )
-        pairs = ((begin[1], middle[1]), (middle[1], self.now))
-        found = [_half(before, after) for before, after in pairs]
-        return tuple(each for each in found if each) if all(found) else ()
+        found = [_own(begin[1], middle[1]), _own(middle[1], self.now)]
+        known = tuple(each for each in found if each is not None)
+        return known if len(known) == len(found) else ()
 
 
 @dataclass(slots=True)
@@ -233,14 +225,15 @@ def _pauses(rank: RankHistory) -> bool:
 class RankMeans(NamedTuple):
     """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
     unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other ranks (None if
-    unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves` of this time; None if it is long."""
+    unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves`: the self times of both halves of
+    this time; None if it is long."""
 
     step: float
     own: float | None
     paused: float
     waiting: float | None = None
     is_brief: bool = False
-    halves: tuple[HalfMeans, ...] | None = None
+    halves: tuple[float, ...] | None = None
 
 
 class RankNow(NamedTuple):
@@ -364,7 +357,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
-    """Compare the ranks of a job with each other; empty if fewer than two have a self time."""
+    """Compare the ranks of a job with each other; empty if fewer than two have a self time.
+
+    A few slow steps make no straggler: what counts is the excess of the half of the time in which it is lower.
+    """
     own = {key: rank.own for key, rank in ranks.items() if rank.own is not None}
     usual = _usual(list(own.values()))
     step = median([rank.step for rank in ranks.values()]) if ranks else 0.0
@@ -373,6 +369,7 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
     is_brief, is_launch_bound = any(rank.is_brief for rank in ranks.values()), _is_launch_bound(ranks.values())
     if is_brief and is_launch_bound:
         return {}
+    halves = _halves(ranks)
     excess = {key: value - usual for key, value in own.items()}
     margin = j.SHARE_OF_FEW * usual
     if len(own) >= j.FEW_RANKS:
@@ -382,13 +379,27 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
             margin = max(margin, by_chance)
         else:
             margin = by_chance
-            alone = None if is_launch_bound is None or is_brief else _outlier(own, step)
-            if alone is not None and _stays(alone, ranks):
+            alone = None if is_launch_bound is None or is_brief or halves is None else _outlier(own, step)
+            if alone is not None and all(_outlier(of_half, step) == alone for of_half in halves or ()):
                 margin = min(by_chance, _next_margin(excess.values(), step))
+    for of_half in halves or ():
+        usual_of_half = _usual(list(of_half.values())) or 0.0
+        excess = {key: min(more, of_half[key] - usual_of_half) for key, more in excess.items()}
     paused = [rank.paused for rank in ranks.values()]
     spread = max(paused) - min(paused)
     pause_wait = spread / (1 - spread) if spread < 1 else 1e9
     return {key: SelfTime(more / step, margin / step, pause_wait, step) for key, more in excess.items()}
+
+
+def _halves(ranks: Mapping[Key, RankMeans]) -> Sequence[Mapping[Key, float]] | None:
+    """Return the self times of the ranks in both halves of the time; none if it is long, None if some are unknown."""
+    measured = {key: rank.halves for key, rank in ranks.items() if rank.own is not None}
+    if not any(each is not None for each in measured.values()):
+        return ()
+    known = {key: each for key, each in measured.items() if each}
+    if len(known) < len(measured):
+        return None
+    return [{key: each[half] for key, each in known.items()} for half in (0, 1)]
 
 
 def _next_margin(values: Iterable[float], step: float) -> float:
@@ -401,18 +412,6 @@ def _outlier(own: Mapping[Key, float], step: float) -> Key | None:
     """Return the rank whose self time stands out, if there is one."""
     longest = max(own, key=lambda key: own[key])
     return longest if own[longest] > _next_margin(own.values(), step) else None
-
-
-def _stays(alone: Key, ranks: Mapping[Key, RankMeans]) -> bool:
-    """Return whether the same rank stands out in both halves of the time: self times vary with the batch."""
-    halves = {key: rank.halves for key, rank in ranks.items() if rank.own is not None}
-    known = [each for each in halves.values() if each]
-    if len(known) < len(halves):
-        return all(each is None for each in halves.values())
-    steps = [median([each[half].step for each in known]) for half in (0, 1)]
-    return all(
-        _outlier({key: each[half].own for key, each in halves.items() if each}, steps[half]) == alone for half in (0, 1)
-    )
 
 
 def _is_launch_bound(ranks: Iterable[RankMeans]) -> bool | None:

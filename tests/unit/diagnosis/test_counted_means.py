@@ -70,3 +70,21 @@ def test_what_viewers_show_never_vanishes(seconds: int) -> None:
     found = {name: BY_NAME[name].value(window, device) for name in ("engine_active", "dram_active", "power")}
 
     assert found == pytest.approx({"engine_active": BUSY, "dram_active": MEMORY, "power": 533.0})
+
+
+@pytest.mark.parametrize("late", [5, 6, 9])
+def test_a_late_read_is_no_idleness(late: int) -> None:
+    """A busy GPU whose counters are read a second late once, as by a driver that is busy."""
+    pages = [
+        {m.GR_ENGINE_SECONDS: float(read - read % int(Pace.STEADY.value)), m.SM_SECONDS: 0.9 * read}
+        for read in (second - (second == late) for second in range(20))
+    ]
+    of_gpu = [
+        Scrape(1000.0 + second, [ScrapedSample(row.name, LABELS, number) for row, number in page.items()])
+        for second, page in enumerate(pages)
+    ]
+    window = seen(of_gpu, {})
+    (device,) = window.devices
+    found = [value(mean(signal), window, device) for signal in (s.GR_ACTIVE, s.SM_ACTIVE)]
+
+    assert found == pytest.approx([1.0, 0.9], abs=0.06)

@@ -139,6 +139,15 @@ def test_a_rank_that_stands_out_does_so_in_both_halves(seconds: float, slow: set
     assert found(story) == {rank: {"GpuJobStraggler"} for rank in slow}
 
 
+@pytest.mark.parametrize("seconds", [2, 4])
+def test_a_few_slow_steps_make_no_straggler(seconds: float) -> None:
+    """Rank 1 took three times as long for its first steps; their mean is 20 to 40 % longer for the whole window."""
+    usual, waits = (0.7, 0.7, 0.71, 0.7), (0.25, 0.25, 0.25, 0.25)
+    slow = of_shares("job", (0.7, 2.1, 0.71, 0.7), waits)
+    story = [Stretch(seconds / 60, slow), Stretch((20 - seconds) / 60, of_shares("job", usual, waits))]
+    assert found(story) == {}
+
+
 def test_a_launch_bound_job_is_judged_over_a_whole_window() -> None:
     """Half of it would do elsewhere: within seconds, one of its ranks is the last by chance."""
     own, waits, (slow,) = MEASURED["launch-bound-and-slow"]
