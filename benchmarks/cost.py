@@ -365,10 +365,8 @@ HEAD = (
 )
 
 
-def missed_bounds(cost: Cost, simulated: bool) -> list[str]:
-    """Return the bounds that a row misses, each with the measured value."""
-    if simulated:
-        return []
+def missed_bounds(cost: Cost) -> list[str]:
+    """Return the bounds that a row of real GPUs misses, each with the measured value."""
     missed, bound = [], EIGHT_GPUS.get(cost.name, 1.0)
     most = OVER_FLOOR.get(cost.name)
     if most and cost.floor and cost.rss_mib > most * cost.floor.rss_mib:
@@ -428,7 +426,7 @@ def main() -> int:
             keep()
             continue
         print(row(cost), flush=True)
-        missed += missed_bounds(cost, simulated)
+        missed += [] if simulated else missed_bounds(cost)
         rows.append(asdict(cost))
         keep()
     keep(is_part=False)
