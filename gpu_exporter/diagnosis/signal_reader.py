@@ -46,7 +46,7 @@ def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) ->
     return ShapeReader(way, per_instance, seconds) if way.shape else ValueReader(way, per_instance)
 
 
-# How late a read may be, by a collection that was slow or skipped. Until then, a counter does not stand still.
+# How late a read may be, by a collection that was slow or skipped. Until then, no counter that grew stands still.
 LATE_SECONDS = 1.5
 # A counter: since when it has its value, the value, whether it changed at that time, so was really read then, and
 # whether it stands still.
@@ -153,7 +153,7 @@ class ValueReader:
         elapsed = at - since
         if number != before:
             self._before[key] = at, number, True, False
-        elif elapsed >= period + (0.0 if stands else LATE_SECONDS):
+        elif elapsed >= period + (LATE_SECONDS if fresh and not stands else 0.0):
             self._before[key] = at - period, number, fresh, True
         else:
             return None

@@ -72,7 +72,7 @@ def test_what_viewers_show_never_vanishes(seconds: int) -> None:
     assert found == pytest.approx({"engine_active": BUSY, "dram_active": MEMORY, "power": 533.0})
 
 
-@pytest.mark.parametrize("late", [5, 10, 15])
+@pytest.mark.parametrize("late", [10, 15])
 def test_a_late_read_is_no_idleness(late: int) -> None:
     """A busy GPU whose counters are read a second late once, as by a driver that is busy."""
     pages = [
