@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from gpu_exporter.alerting.coverage import WITHOUT_PROFILING, Detectability, detectability
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.network import port_fault
 from gpu_exporter.catalogue.signals import APPROXIMATE, APPROXIMATED, GR_ACTIVE
 
 # Without the address of Grafana, the links in alerts lead nowhere in a chat or a pager.
@@ -55,8 +56,6 @@ _QUALITY = (
 )
 
 
-# The alerts about a faulty network port, by the kind of fault.
-NIC_FAULTS = {"down": "GpuNicDown", "slow": "GpuNicSlowLink"}
 # The NVLinks that alerts are about: that are down although all should be up, and the one with most errors. Only with
 # `--metrics full`.
 _EXPECTED, _THERE = (f"max by (cluster, UUID) ({metric})" for metric in (m.NVLINK_EXPECTED, m.NVLINK_COUNT))
@@ -84,8 +83,7 @@ def link(mode: FailureMode) -> str:
         for metric in (_LINK_UP, _LINK_ERRORS):
             found = found.replace(metric, f"{metric}{selector}")
         name, words = "nvlink", 'NVLink {{ label "nvlink" . }}'
-    elif mode.domain is Domain.NETWORK and "{gpu}" in mode.summary:
-        fault = next((fault for fault, name in NIC_FAULTS.items() if name == mode.name), "")
+    elif (fault := port_fault(mode)) is not None:
         found = f'{m.NIC_FAULT}{{{_OF_GPU}, fault="{fault}"}}' if fault else f"{m.NIC_INFO}{{{_OF_GPU}}}"
         name, words = "device", '{{ label "device" . }} port {{ label "port" . }}'
     else:

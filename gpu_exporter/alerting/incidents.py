@@ -20,11 +20,11 @@ from gpu_exporter.alerting.aggregates import (
     WASTED_COST,
     Aggregate,
 )
-from gpu_exporter.alerting.alert_texts import NIC_FAULTS, NVLINK_FAULTS
+from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS
+from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS, network
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
@@ -352,7 +352,7 @@ def _of_alert(name: str, links: str) -> str:
 
 def _faulty() -> Iterator[str]:
     """Yield the links that alerts of a name are about, with the label `link`: network ports, and NVLinks."""
-    for fault, name in NIC_FAULTS.items():
+    for fault, name in network.OF_FAULTS.items():
         yield _of_alert(name, _port(f'{m.NIC_FAULT}{{fault="{fault}"}}'))
     for name, links in NVLINK_FAULTS.items():
         yield _of_alert(name, f'label_replace({links}, "link", "NVLink $1", "nvlink", "(.+)")')

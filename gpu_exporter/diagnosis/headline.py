@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue.failure_modes.network import port_fault
 from gpu_exporter.catalogue.faults import TELEMETRY
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
@@ -59,17 +60,21 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
     return Headline("ok", capitalised(text))
 
 
-def summary(mode: FailureMode, diagnosis: Diagnosis, gpu: str = "this GPU", *, singled_out: bool = False) -> str:
-    """Return what a failure mode says about a GPU, as a sentence. `singled_out` GPUs cause what others have as well.
+def summary(mode: FailureMode, *diagnoses: Diagnosis, gpu: str = "this GPU", singled_out: bool = False) -> str:
+    """Return what a failure mode says about GPUs, as a sentence. `singled_out` GPUs cause what others have as well.
 
-    Where that is a template of Prometheus, whose numbers are in the evidence, the meaning of the mode is used instead.
+    If it is about network ports, they are named, as in the alert. Templates of Prometheus, whose numbers are in the
+    evidence, are replaced by the meaning of the mode.
     """
     if "{{" in mode.summary:
         words = mode.meaning.split(". ")[0].removesuffix(".")
         return words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}"
-    job = diagnosis.identity.workload or "that it belongs to"
+    job = diagnoses[0].identity.workload or "that it belongs to"
     words = (singled_out and mode.singled_out) or mode.summary
-    return capitalised(words.replace("{gpu}", gpu).replace("{job}", job))
+    fault = port_fault(mode)
+    ports = set() if fault is None else {port for each in diagnoses for port in each.identity.ports.get(fault, ())}
+    named = f": {', '.join(sorted(ports))}" if ports else ""
+    return capitalised(words.replace("{gpu}", gpu).replace("{job}", job)) + named
 
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ def sentence(found: DiagnosedIncident) -> str:
     where = places_of(found.culprits)
     subject = where if len(found.culprits) == 1 else f"each of {where}"
     singled_out = len(found.culprits) < len(found.incident.causes)
-    words = summary(found.incident.mode, found.culprits[0], subject, singled_out=singled_out)
+    words = summary(found.incident.mode, *found.culprits, gpu=subject, singled_out=singled_out)
     reasons = {culprit.identity.down for culprit in found.culprits}
     if found.incident.mode.name == LOST and len(reasons) == 1:
         words = silent(subject, *(DOWN[reason].words for reason in reasons if reason in DOWN))

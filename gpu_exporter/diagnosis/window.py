@@ -46,12 +46,15 @@ UNIDENTIFIED = "GPU "
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
 
+# Which network ports are nearest to a GPU, and which of them have a fault.
+_PORTS = (m.NIC_INFO.name, m.NIC_FAULT.name)
+
 # All families that signals are made of, or that identify a GPU and its owner.
 FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
-        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name, m.INSTANCE_SLICES.name]
+        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name, m.INSTANCE_SLICES.name, *_PORTS]
         + [*training_loops.FAMILIES]
     )
 )
@@ -91,6 +94,8 @@ class DeviceIdentity:
     down: str = ""
     # The process that launches most work on the GPU: labels of `gpu_host_process_info`.
     process: Mapping[str, str] = field(default_factory=dict)
+    # The network ports nearest to the GPU, by their fault; all of them by "".
+    ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # Other processes that use its CPUs, in words.
     neighbours: tuple[str, ...] = ()
 
@@ -99,10 +104,13 @@ class DeviceIdentity:
         """The workload with its namespace; empty if it is unknown."""
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
-    def over(self, earlier: DeviceIdentity, down: str, slices: float) -> DeviceIdentity:
+    def over(
+        self, earlier: DeviceIdentity, down: str, slices: float, ports: Mapping[str, Sequence[str]]
+    ) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one, but without an owner.
 
-        `down` is why the GPU does not answer, `slices` how many compute slices an instance has; both are values.
+        `down` is why the GPU does not answer, `slices` how many compute slices an instance has, `ports` its network
+        ports; none of these is in the labels of all series.
         """
         return DeviceIdentity(
             gpu=self.gpu or earlier.gpu,
@@ -111,6 +119,7 @@ class DeviceIdentity:
             has_instances=self.has_instances or earlier.has_instances,
             slices=slices or earlier.slices,
             down=down or earlier.down,
+            ports=ports or earlier.ports,
             process=self.process or earlier.process,
         )
 
@@ -324,9 +333,12 @@ class Identities:
             for sample in by_name.get(m.INSTANCE_SLICES.name, ())
             if (of_labels := read(sample.labels))
         }
+        ports = _ports(by_name, read)
         for device, identity in self._listed.items():
             earlier = self._devices.get(device, DeviceIdentity())
-            self._devices[device] = identity.over(earlier, down.get(device, ""), slices.get(device, 0.0))
+            self._devices[device] = identity.over(
+                earlier, down.get(device, ""), slices.get(device, 0.0), ports.get(device, {})
+            )
             self.seen_at[device] = at
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
@@ -337,6 +349,18 @@ class Identities:
                 ((devices[key].namespace, devices[key].pod, devices[key].workload),) = claims
         _set_shares(devices, self.seen_at)
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+
+
+def _ports(by_name: ByName, read: LabelReader) -> Mapping[DeviceKey, Mapping[str, Sequence[str]]]:
+    """Return the network ports of GPUs by their fault, in words."""
+    found: dict[DeviceKey, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in _PORTS:
+        for sample in by_name.get(name, ()):
+            labels = sample.labels
+            if of_labels := read(labels):
+                words = f"{labels.get('device', '')} port {labels.get('port', '')}"
+                found[of_labels.gpu][labels.get("fault", "")].append(words)
+    return found
 
 
 def _identified(

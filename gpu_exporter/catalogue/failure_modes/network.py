@@ -43,6 +43,8 @@ _ABSENT = (
     "The alert needs network cards for RDMA (InfiniBand, RoCE or EFA) that the exporter can see in `/sys`, and a machine "
     "that shows which of them are nearest to each GPU; otherwise it is silent. See [network cards](../fabric.md)."
 )
+# The modes of a faulty port, by the kind of fault.
+OF_FAULTS = {"down": "GpuNicDown", "slow": "GpuNicSlowLink"}
 _PORTS = (
     'Find the ports: `gpu_nic_info{UUID="…"}` has the device and the port. `gpu-exporter doctor` on the node lists their '
     "state."
@@ -50,7 +52,7 @@ _PORTS = (
 
 MODES = (
     FailureMode(
-        "GpuNicDown",
+        OF_FAULTS["down"],
         Domain.NETWORK,
         Severity.WARNING,
         2 * MINUTE,
@@ -120,7 +122,7 @@ MODES = (
         wrong="Maintenance of a switch, and reloads of the driver. " + _ABSENT,
     ),
     FailureMode(
-        "GpuNicSlowLink",
+        OF_FAULTS["slow"],
         Domain.NETWORK,
         Severity.WARNING,
         10 * MINUTE,
@@ -251,3 +253,10 @@ MODES = (
         "port. " + _ABSENT,
     ),
 )
+
+
+def port_fault(mode: FailureMode) -> str | None:
+    """Return the fault of the network ports that a mode is about, "" for all nearest ports; None if it is about none."""
+    if mode.domain is not Domain.NETWORK or "{gpu}" not in mode.summary:
+        return None
+    return next((fault for fault, name in OF_FAULTS.items() if name == mode.name), "")

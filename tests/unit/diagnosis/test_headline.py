@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -15,6 +16,7 @@ class Unnamed:
     """The identity of a GPU without a workload."""
 
     workload = ""
+    ports: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class OfNothing:
