@@ -27,6 +27,7 @@ from gpu_exporter.http.backlog import Backlog, PlainStream, TlsStream
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import least_body_bytes
 from gpu_exporter.http.login import OncePerMinute, client_of
+from gpu_exporter.http.ready import FindReady, is_plain, send
 from gpu_exporter.http.tls import admits
 from gpu_exporter.http.turns import Turns
 
@@ -105,26 +106,30 @@ class Listener:
 
 
 class _Request(HTTPMessageDelegate):
-    """Passes a request on, and calls `arrive` with its headers, which returns whether the connection is still open when
-    it is the turn of its client, and `begin` when it is complete.
+    """Passes a request on to the delegate that `delegate` makes, unless `answer` sends a response that is ready.
 
-    The handler of a request with a body begins before it, so that it can refuse the request without reading the body.
+    It calls `arrive` with the headers, which returns whether the connection is still open when it is the turn of its
+    client, and `begin` when the request is complete. The handler of a request with a body begins before it, so that it
+    can refuse the request without reading the body.
     """
 
     def __init__(
         self,
-        request: HTTPMessageDelegate,
+        delegate: Callable[[], HTTPMessageDelegate],
         arrive: Callable[[HTTPHeaders], Awaitable[bool]],
         begin: Callable[[], None],
+        answer: Callable[[RequestStartLine, HTTPHeaders], bool],
     ) -> None:
-        self._request, self._arrive, self._begin = request, arrive, begin
-        self._is_open, self._has_begun = True, False
-        self._without_body: tuple[RequestStartLine | ResponseStartLine, HTTPHeaders] | None = None
+        self._delegate, self._arrive, self._begin, self._answer = delegate, arrive, begin, answer
+        self._is_open = True
+        self._request: HTTPMessageDelegate | None = None
+        self._without_body: tuple[RequestStartLine, HTTPHeaders] | None = None
 
     async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        assert isinstance(start_line, RequestStartLine)
         self._is_open = await self._arrive(headers)
         if self._is_open and least_body_bytes(headers):
-            self._has_begun = True
+            self._request = self._delegate()
             received = self._request.headers_received(start_line, headers)
             if received is not None:
                 await received
@@ -133,30 +138,35 @@ class _Request(HTTPMessageDelegate):
             self._without_body = start_line, headers
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
-        return self._request.data_received(chunk) if self._has_begun else None
+        return self._request.data_received(chunk) if self._request else None
 
     def finish(self) -> None:
         if not self._is_open:
             return
         self._begin()
         if self._without_body:
-            self._has_begun = True
+            if self._answer(*self._without_body):
+                return
+            self._request = self._delegate()
             self._request.headers_received(*self._without_body)
-        self._request.finish()
+        if self._request:
+            self._request.finish()
 
     def on_connection_close(self) -> None:
-        if self._has_begun:
+        if self._request:
             self._request.on_connection_close()
 
 
 class BoundedServer(HTTPServer):
     """Closes connections beyond a limit, so that no client can lock out others or use up the file descriptors."""
 
-    def serve(self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float) -> None:
+    def serve(
+        self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float, ready: FindReady
+    ) -> None:
         """Accept the connections that `admission` admits. Clients have `seconds` for the TLS handshake, and as long to
-        read a response.
+        read a response. `ready` finds responses that need no handler.
         """
-        self._guard, self._admission, self._seconds = guard, admission, seconds
+        self._guard, self._admission, self._seconds, self._ready = guard, admission, seconds, ready
         self._backlog = Backlog(admission, asyncio.get_event_loop().call_later, seconds)
         self._admitted: dict[IOStream, Connection] = {}
         self._turns = Turns()
@@ -195,6 +205,7 @@ class BoundedServer(HTTPServer):
             self._admission.remove(admitted)
             connection.close()
             return
+        stream.keep_nodelay()
         admitted.close = stream.close
         stream.keep = partial(self._backlog.keep, admitted)
         self._admitted[stream] = admitted
@@ -240,9 +251,17 @@ class BoundedServer(HTTPServer):
             if admitted:
                 self._admission.mark_busy(admitted)
 
+        def answer(start_line: RequestStartLine, headers: HTTPHeaders) -> bool:
+            if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
+                return False
+            response = self._ready(start_line.path, headers)
+            if response is not None:
+                send(request_conn, response, self._guard.config.headers)
+            return response is not None
+
         if admitted:
             self._admission.mark_idle(admitted)
-        return _Request(super().start_request(server_conn, request_conn), arrive, begin)
+        return _Request(partial(super().start_request, server_conn, request_conn), arrive, begin, answer)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a closed connection."""

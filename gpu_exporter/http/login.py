@@ -144,6 +144,12 @@ class Login:
         self._pause = 1.0
         self._once_per_minute = OncePerMinute()
 
+    def knows(self, users: Mapping[str, str], authorization: str) -> bool:
+        """Return whether these are the credentials of a user, verified before."""
+        user, password = _credentials(authorization) or ("", b"")
+        digest = self._digest(users.get(user, ""), user, password)
+        return hmac.compare_digest(self._right.get(user, b""), digest)
+
     async def refuse(self, users: Mapping[str, str], authorization: str, address: str) -> Refusal | None:
         """Return None if the credentials are those of a user, else the refusal."""
         given = _credentials(authorization)
