@@ -106,55 +106,55 @@ class Listener:
 
 
 class _Request(HTTPMessageDelegate):
-    """Passes a request on to the delegate that `delegate` makes, unless `answer` sends a response that is ready.
+    """Passes a request on to the delegate that `delegate` makes, unless `find` returns what sends a response at once.
 
-    It calls `arrive` with the headers, which returns whether the connection is still open when it is the turn of its
-    client, and `begin` when the request is complete. The handler of a request with a body begins before it, so that it
-    can refuse the request without reading the body.
+    It calls `arrive` with the headers, and whether there is such a response, which returns whether the connection is
+    still open when it is the turn of its client, and `begin` when the request is complete. The handler of a request
+    with a body begins before it, so that it can refuse the request without reading the body.
     """
 
     def __init__(
         self,
         delegate: Callable[[], HTTPMessageDelegate],
-        arrive: Callable[[HTTPHeaders], Awaitable[bool]],
+        find: Callable[[RequestStartLine, HTTPHeaders], Callable[[], None] | None],
+        arrive: Callable[[HTTPHeaders, bool], Awaitable[bool]],
         begin: Callable[[], None],
-        answer: Callable[[RequestStartLine, HTTPHeaders], bool],
     ) -> None:
-        self._delegate, self._arrive, self._begin, self._answer = delegate, arrive, begin, answer
-        self._is_open = True
+        self._delegate, self._find, self._arrive, self._begin = delegate, find, arrive, begin
         self._request: HTTPMessageDelegate | None = None
-        self._without_body: tuple[RequestStartLine, HTTPHeaders] | None = None
+        self._complete: Callable[[], None] | None = None
 
     async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
         assert isinstance(start_line, RequestStartLine)
-        self._is_open = await self._arrive(headers)
-        if self._is_open and least_body_bytes(headers):
+        send = self._find(start_line, headers)
+        if not await self._arrive(headers, send is not None):
+            return
+        if least_body_bytes(headers):
             self._request = self._delegate()
+            self._complete = self._request.finish
             received = self._request.headers_received(start_line, headers)
             if received is not None:
                 await received
-        elif self._is_open:
+        else:
             # It is complete. A response before `finish` would end the connection.
-            self._without_body = start_line, headers
+            self._complete = send or partial(self._handle, start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
         return self._request.data_received(chunk) if self._request else None
 
     def finish(self) -> None:
-        if not self._is_open:
-            return
-        self._begin()
-        if self._without_body:
-            if self._answer(*self._without_body):
-                return
-            self._request = self._delegate()
-            self._request.headers_received(*self._without_body)
-        if self._request:
-            self._request.finish()
+        if self._complete:
+            self._begin()
+            self._complete()
 
     def on_connection_close(self) -> None:
         if self._request:
             self._request.on_connection_close()
+
+    def _handle(self, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
+        self._request = self._delegate()
+        self._request.headers_received(start_line, headers)
+        self._request.finish()
 
 
 class BoundedServer(HTTPServer):
@@ -237,31 +237,30 @@ class BoundedServer(HTTPServer):
         stream = _stream(server_conn)
         admitted = self._admitted.get(stream)
 
-        async def arrive(headers: HTTPHeaders) -> bool:
+        def find(start_line: RequestStartLine, headers: HTTPHeaders) -> Callable[[], None] | None:
+            if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
+                return None
+            response = self._ready(start_line.path, headers)
+            return response and partial(send, request_conn, response, self._guard.config.headers)
+
+        async def arrive(headers: HTTPHeaders, is_ready: bool) -> bool:
             peer = getattr(getattr(request_conn, "context", None), "remote_ip", "")
             if admitted and self._guard.proxies.trust(peer):
                 client = self._guard.proxies.client(peer, headers.get("X-Forwarded-For", ""))
                 self._admission.assign(admitted, client_of(client))
             if admitted and not stream.closed():
                 admitted.has_arrived = True
-                await self._turns.wait(admitted.client, stream.closed)
+                if not (is_ready and self._turns.may_begin()):
+                    await self._turns.wait(admitted.client, stream.closed)
             return not stream.closed()
 
         def begin() -> None:
             if admitted:
                 self._admission.mark_busy(admitted)
 
-        def answer(start_line: RequestStartLine, headers: HTTPHeaders) -> bool:
-            if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
-                return False
-            response = self._ready(start_line.path, headers)
-            if response is not None:
-                send(request_conn, response, self._guard.config.headers)
-            return response is not None
-
         if admitted:
             self._admission.mark_idle(admitted)
-        return _Request(partial(super().start_request, server_conn, request_conn), arrive, begin, answer)
+        return _Request(partial(super().start_request, server_conn, request_conn), find, arrive, begin)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a closed connection."""
