@@ -121,40 +121,41 @@ class _Request(HTTPMessageDelegate):
         begin: Callable[[], None],
     ) -> None:
         self._delegate, self._find, self._arrive, self._begin = delegate, find, arrive, begin
+        self._send: Callable[[], None] | None = None
         self._request: HTTPMessageDelegate | None = None
-        self._complete: Callable[[], None] | None = None
+        self._without_body: tuple[RequestStartLine, HTTPHeaders] | None = None
 
     async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
         assert isinstance(start_line, RequestStartLine)
         send = self._find(start_line, headers)
         if not await self._arrive(headers, send is not None):
             return
-        if least_body_bytes(headers):
+        if send is None and least_body_bytes(headers):
             self._request = self._delegate()
-            self._complete = self._request.finish
             received = self._request.headers_received(start_line, headers)
             if received is not None:
                 await received
         else:
             # It is complete. A response before `finish` would end the connection.
-            self._complete = send or partial(self._handle, start_line, headers)
+            self._send, self._without_body = send, (start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
         return self._request.data_received(chunk) if self._request else None
 
     def finish(self) -> None:
-        if self._complete:
+        if self._request or self._without_body:
             self._begin()
-            self._complete()
+        if self._send:
+            self._send()
+        elif self._without_body:
+            self._request = self._delegate()
+            self._request.headers_received(*self._without_body)
+        if self._request:
+            self._request.finish()
 
     def on_connection_close(self) -> None:
         if self._request:
             self._request.on_connection_close()
-
-    def _handle(self, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
-        self._request = self._delegate()
-        self._request.headers_received(start_line, headers)
-        self._request.finish()
 
 
 class BoundedServer(HTTPServer):
@@ -163,12 +164,15 @@ class BoundedServer(HTTPServer):
     def serve(
         self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float, ready: FindReady
     ) -> None:
-        """Accept the connections that `admission` admits. Clients have `seconds` for the TLS handshake, and as long to
-        read a response. `ready` finds responses that need no handler.
+        """Accept the connections that `admission` admits. Clients have `seconds` for the TLS handshake, as long for the
+        headers of a request, and to read a response. `ready` finds responses that need no handler.
         """
         self._guard, self._admission, self._seconds, self._ready = guard, admission, seconds, ready
         self._backlog = Backlog(admission, asyncio.get_event_loop().call_later, seconds)
         self._admitted: dict[IOStream, Connection] = {}
+        # Tornado's timeout takes a tenth of the time of a response, and lets other threads run once more before it.
+        self.conn_params.header_timeout = None
+        self._timeouts: dict[IOStream, asyncio.TimerHandle] = {}
         self._turns = Turns()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
@@ -201,11 +205,11 @@ class BoundedServer(HTTPServer):
             else:
                 secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
                 stream = TlsStream(secured, read_chunk_size=READ_BYTES)
+            stream.keep_nodelay()
         except OSError:  # the client is gone already
             self._admission.remove(admitted)
             connection.close()
             return
-        stream.keep_nodelay()
         admitted.close = stream.close
         stream.keep = partial(self._backlog.keep, admitted)
         self._admitted[stream] = admitted
@@ -235,15 +239,17 @@ class BoundedServer(HTTPServer):
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         """Wait for the next request of a connection."""
         stream = _stream(server_conn)
+        self._timeouts[stream] = asyncio.get_running_loop().call_later(self._seconds, stream.close)
         admitted = self._admitted.get(stream)
 
         def find(start_line: RequestStartLine, headers: HTTPHeaders) -> Callable[[], None] | None:
             if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
                 return None
             response = self._ready(start_line.path, headers)
-            return response and partial(send, request_conn, response, self._guard.config.headers)
+            return partial(send, request_conn, response, self._guard.config.headers) if response else None
 
         async def arrive(headers: HTTPHeaders, is_ready: bool) -> bool:
+            self._timeouts.pop(stream).cancel()
             peer = getattr(getattr(request_conn, "context", None), "remote_ip", "")
             if admitted and self._guard.proxies.trust(peer):
                 client = self._guard.proxies.client(peer, headers.get("X-Forwarded-For", ""))
@@ -268,6 +274,8 @@ class BoundedServer(HTTPServer):
         self._forget(_stream(server_conn))
 
     def _forget(self, stream: IOStream) -> None:
+        if stream in self._timeouts:
+            self._timeouts.pop(stream).cancel()
         admitted = self._admitted.pop(stream, None)
         if admitted:
             self._admission.remove(admitted)

@@ -49,7 +49,7 @@ def is_plain(start_line: RequestStartLine, headers: HTTPHeaders) -> bool:
 
 
 def send(connection: HTTPConnection, response: Ready, of_all: Mapping[str, str]) -> None:
-    """Send a response, with the headers of all responses. All clients that are being sent the same long body share it."""
+    """Send a response, with the headers of all responses. Clients that are being sent the same long body share it."""
     assert isinstance(connection, HTTP1Connection)
     headers = (*common_headers(of_all), *response.headers)
     head, stream = _head(headers, len(response.body), int(time.time())), connection.stream
@@ -68,5 +68,6 @@ def send(connection: HTTPConnection, response: Ready, of_all: Mapping[str, str])
 @lru_cache(8)
 def _head(headers: tuple[tuple[str, str], ...], length: int, second: int) -> bytes:
     """Return the status line and the headers of a response in this second."""
-    lines = [*headers, ("Date", format_timestamp(second)), ("Content-Length", str(length))]
-    return "".join(("HTTP/1.1 200 OK\r\n", *(f"{name}: {value}\r\n" for name, value in lines), "\r\n")).encode("latin-1")
+    described = (*headers, ("Date", format_timestamp(second)), ("Content-Length", str(length)))
+    lines = ("HTTP/1.1 200 OK", *(f"{name}: {value}" for name, value in described), "", "")
+    return "\r\n".join(lines).encode("latin-1")

@@ -100,7 +100,6 @@ class Server:
         asyncio.set_event_loop(loop)
         server = BoundedServer(
             self._application,
-            idle_connection_timeout=CLIENT_SECONDS,
             body_timeout=CLIENT_SECONDS,
             max_header_size=MAX_HEADER_BYTES,
             max_body_size=self._max_body_bytes,
