@@ -10,16 +10,20 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import bcrypt
 import pytest
+from tornado.http1connection import HTTP1Connection
+from tornado.iostream import IOStream, StreamClosedError
 
 from gpu_exporter.http import server as server_module
 from gpu_exporter.http.admission import Admission
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import SHARED_BYTES, TEXT, GuardedHandler
-from gpu_exporter.http.ready import Ready
+from gpu_exporter.http.ready import Ready, send
 from gpu_exporter.http.server import Server
+from gpu_exporter.http.turns import Turns
 from gpu_exporter.io.user_text import Address
 from tests.support.tools import LIMIT, until
 
@@ -38,10 +42,15 @@ class Handled(GuardedHandler):
 
 
 @contextmanager
-def serving(guard: Guard | None = None, admission: Admission | None = None) -> Iterator[Server]:
-    """Run a server with responses that are ready, and a handler of the same paths and others."""
+def serving(
+    guard: Guard | None = None, admission: Admission | None = None, found: Callable[[str], object] = str
+) -> Iterator[Server]:
+    """Run a server with responses that are ready, and a handler of the same paths and others. It calls `found` with the
+    path of each request that may get a response that is ready.
+    """
 
     def ready(path: str, headers: Mapping[str, str]) -> Ready | None:
+        found(path)
         return Ready(BODIES[path], (("Content-Type", TEXT),)) if path in BODIES else None
 
     server = Server(
@@ -155,14 +164,15 @@ def test_slow_readers_share_a_long_body(monkeypatch: pytest.MonkeyPatch) -> None
     read.
     """
     monkeypatch.setattr(server_module, "most_connections", lambda: 8)
-    with serving(admission=(admission := Admission())) as server, ExitStack() as stack:
+    admission, found = Admission(), list[str]()
+    with serving(admission=admission, found=found.append) as server, ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), LIMIT)) for _ in range(3)]
         for client in clients:
             client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         for client in clients:
             assert client.recv(1) == b"H"  # the response has begun
         assert get(server, "/") == (200, READY)  # by now, what the kernel did not take waits
-        assert admission.dropped["bytes"] == 0
+        assert (admission.dropped["bytes"], found.count("/large")) == (0, len(clients))
         for client in clients:
             received = 1
             while received < 2 * len(LARGE):
@@ -186,3 +196,27 @@ def test_a_client_that_leaves_in_the_middle(
     leave(client)
     until(lambda: not served._admission._clients, what="the end of the connection")
     assert not caplog.records
+
+
+def test_a_client_that_left_before() -> None:
+    """Nothing can be written any more, and the request is over."""
+    connection = create_autospec(HTTP1Connection)
+    connection.stream = create_autospec(IOStream, **{"write.side_effect": StreamClosedError})
+    send(connection, Ready(READY, ()), {})
+    connection.finish.assert_called_once_with()
+
+
+@pytest.mark.parametrize("is_flood", [False, True])
+def test_only_in_a_flood_it_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, is_flood: bool) -> None:
+    waited, wait = [], Turns.wait
+
+    async def recorded(self: Turns, client: str, has_left: Callable[[], bool]) -> None:
+        waited.append(client)
+        await wait(self, client, has_left)
+
+    monkeypatch.setattr(Turns, "wait", recorded)
+    if is_flood:
+        monkeypatch.setattr(Turns, "may_begin", lambda self: False)
+    with serving() as server:
+        assert get(server, "/") == (200, READY)
+    assert len(waited) == is_flood
