@@ -201,7 +201,8 @@ def test_a_client_that_leaves_in_the_middle(
 def test_a_client_that_left_before() -> None:
     """Nothing can be written any more, and the request is over."""
     connection = create_autospec(HTTP1Connection)
-    connection.stream = create_autospec(IOStream, **{"write.side_effect": StreamClosedError})
+    connection.stream = create_autospec(IOStream)
+    connection.stream.write.side_effect = StreamClosedError
     send(connection, Ready(READY, ()), {})
     connection.finish.assert_called_once_with()
 
