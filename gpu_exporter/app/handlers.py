@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
+from tornado.httputil import HTTPHeaders
 from tornado.web import HTTPError
 
 from gpu_exporter.app import api
@@ -12,6 +13,7 @@ from gpu_exporter.app.endpoint import Endpoint, NodeHealth
 from gpu_exporter.app.handler import Handler
 from gpu_exporter.http.handler import TEXT
 from gpu_exporter.http.negotiation import accepts_gzip, accepts_openmetrics
+from gpu_exporter.http.ready import Ready
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.pipeline.pages import NO_METRICS_YET, Variant
 
@@ -19,24 +21,31 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 JSON = "application/json"
 
 
+def page(endpoint: Endpoint, headers: HTTPHeaders) -> Ready | None:
+    """Return the response that Prometheus scrapes, in the form that the client accepts; None if the page is too old."""
+    if endpoint.dead() or endpoint.health.liveness_problem():
+        return None
+    openmetrics = accepts_openmetrics(headers.get("Accept", ""))
+    gzip = accepts_gzip(headers.get("Accept-Encoding", ""))
+    described = (("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding"))
+    encoding = (("Content-Encoding", "gzip"),) if gzip else ()
+    return Ready(endpoint.pages.get(Variant(openmetrics, gzip)), (*described, *encoding))
+
+
 class MetricsHandler(Handler):
-    """The response that Prometheus scrapes."""
+    """The response that Prometheus scrapes, or why there is none; most requests need no handler."""
 
     async def get(self, prefix: str) -> None:
         endpoint = self.endpoint(prefix)
         if endpoint.dead():
             raise HTTPError(503)
-        problem = endpoint.health.liveness_problem()
-        if problem:
-            await self.send(f"{problem}\n", TEXT, 503)
+        response = page(endpoint, self.request.headers)
+        if response is None:
+            await self.send(f"{endpoint.health.liveness_problem()}\n", TEXT, 503)
             return
-        pages = endpoint.pages
-        openmetrics = accepts_openmetrics(self.request.headers.get("Accept", ""))
-        gzip = accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
-        if gzip:
-            self.set_header("Content-Encoding", "gzip")
-        self.set_header("Vary", "Accept, Accept-Encoding")
-        await self.send(pages.get(Variant(openmetrics, gzip)), OPENMETRICS if openmetrics else TEXT)
+        for name, value in response.headers:
+            self.set_header(name, value)
+        await self.send(response.body, dict(response.headers)["Content-Type"])
 
     head = get
 

@@ -32,6 +32,13 @@ class ClientStream(BaseIOStream):
             self.keep(data, written)
         return written
 
+    def keep_nodelay(self) -> None:
+        """Send what is written without delay, from now on."""
+        super().set_nodelay(True)
+
+    def set_nodelay(self, value: bool) -> None:
+        """Change nothing. Tornado would switch the delay off and on for each response, with two system calls."""
+
     def close(self, exc_info: Any = False) -> None:
         """Close the stream. The frames in the traceback of an error would keep the response in memory, in cycles that
         are collected late.

@@ -81,6 +81,12 @@ class Guard:
         tls = self.config.tls
         return bool(self.config.users) or (tls is not None and tls.client_auth == ssl.CERT_REQUIRED)
 
+    def admits(self, authorization: str) -> bool:
+        """Return whether a request may certainly be answered; otherwise `refuse` decides."""
+        return self._bucket is None and (
+            not self.config.users or (self._login is not None and self._login.knows(self.config.users, authorization))
+        )
+
     async def refuse(self, authorization: str, address: str) -> Refusal | None:
         """Return None if a request may be answered, else the refusal to send instead."""
         bucket = self._bucket  # a reload may replace it

@@ -18,7 +18,7 @@ from tornado.web import RequestHandler, stream_request_body
 from gpu_exporter.http.login import Refusal
 
 # A shorter body goes into one packet with its headers.
-SHARED_BYTES = 16 * 1024
+SHARED_BYTES = 32 * 1024
 # After a refusal, up to so many parts of the body are discarded, for so long: the client would lose the response if the
 # connection were closed while it is still sending.
 DISCARDED_PARTS, PART_BYTES, DISCARD_SECONDS = 16, 1 << 16, 1.0
@@ -32,6 +32,11 @@ def least_body_bytes(headers: Mapping[str, str]) -> int:
         return 1
     length = headers.get("Content-Length", "0")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else 1
+
+
+def common_headers(configured: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the headers of all responses, with those of the web configuration."""
+    return ("Server", "gpu-exporter"), *configured.items()
 
 
 @stream_request_body
@@ -59,8 +64,7 @@ class GuardedHandler(RequestHandler):
         return client
 
     def set_default_headers(self) -> None:
-        self.set_header("Server", "gpu-exporter")
-        for name, value in self.settings["guard"].config.headers.items():
+        for name, value in common_headers(self.settings["guard"].config.headers):
             self.set_header(name, value)
 
     async def prepare(self) -> None:

@@ -27,6 +27,7 @@ from gpu_exporter.http.backlog import Backlog, PlainStream, TlsStream
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import least_body_bytes
 from gpu_exporter.http.login import OncePerMinute, client_of
+from gpu_exporter.http.ready import FindReady, is_plain, send
 from gpu_exporter.http.tls import admits
 from gpu_exporter.http.turns import Turns
 
@@ -105,60 +106,73 @@ class Listener:
 
 
 class _Request(HTTPMessageDelegate):
-    """Passes a request on, and calls `arrive` with its headers, which returns whether the connection is still open when
-    it is the turn of its client, and `begin` when it is complete.
+    """Passes a request on to the delegate that `delegate` makes, unless `find` returns what sends a response at once.
 
-    The handler of a request with a body begins before it, so that it can refuse the request without reading the body.
+    It calls `arrive` with the headers, and whether there is such a response, which returns whether the connection is
+    still open when it is the turn of its client, and `begin` when the request is complete. The handler of a request
+    with a body begins before it, so that it can refuse the request without reading the body.
     """
 
     def __init__(
         self,
-        request: HTTPMessageDelegate,
-        arrive: Callable[[HTTPHeaders], Awaitable[bool]],
+        delegate: Callable[[], HTTPMessageDelegate],
+        find: Callable[[RequestStartLine, HTTPHeaders], Callable[[], None] | None],
+        arrive: Callable[[HTTPHeaders, bool], Awaitable[bool]],
         begin: Callable[[], None],
     ) -> None:
-        self._request, self._arrive, self._begin = request, arrive, begin
-        self._is_open, self._has_begun = True, False
-        self._without_body: tuple[RequestStartLine | ResponseStartLine, HTTPHeaders] | None = None
+        self._delegate, self._find, self._arrive, self._begin = delegate, find, arrive, begin
+        self._send: Callable[[], None] | None = None
+        self._request: HTTPMessageDelegate | None = None
+        self._without_body: tuple[RequestStartLine, HTTPHeaders] | None = None
 
     async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
-        self._is_open = await self._arrive(headers)
-        if self._is_open and least_body_bytes(headers):
-            self._has_begun = True
+        assert isinstance(start_line, RequestStartLine)
+        send = self._find(start_line, headers)
+        if not await self._arrive(headers, send is not None):
+            return
+        if send is None and least_body_bytes(headers):
+            self._request = self._delegate()
             received = self._request.headers_received(start_line, headers)
             if received is not None:
                 await received
-        elif self._is_open:
+        else:
             # It is complete. A response before `finish` would end the connection.
-            self._without_body = start_line, headers
+            self._send, self._without_body = send, (start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
-        return self._request.data_received(chunk) if self._has_begun else None
+        return self._request.data_received(chunk) if self._request else None
 
     def finish(self) -> None:
-        if not self._is_open:
-            return
-        self._begin()
-        if self._without_body:
-            self._has_begun = True
+        if self._request or self._without_body:
+            self._begin()
+        if self._send:
+            self._send()
+        elif self._without_body:
+            self._request = self._delegate()
             self._request.headers_received(*self._without_body)
-        self._request.finish()
+        if self._request:
+            self._request.finish()
 
     def on_connection_close(self) -> None:
-        if self._has_begun:
+        if self._request:
             self._request.on_connection_close()
 
 
 class BoundedServer(HTTPServer):
     """Closes connections beyond a limit, so that no client can lock out others or use up the file descriptors."""
 
-    def serve(self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float) -> None:
-        """Accept the connections that `admission` admits. Clients have `seconds` for the TLS handshake, and as long to
-        read a response.
+    def serve(
+        self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float, ready: FindReady
+    ) -> None:
+        """Accept the connections that `admission` admits. Clients have `seconds` for the TLS handshake, as long for the
+        headers of a request, and to read a response. `ready` finds responses that need no handler.
         """
-        self._guard, self._admission, self._seconds = guard, admission, seconds
+        self._guard, self._admission, self._seconds, self._ready = guard, admission, seconds, ready
         self._backlog = Backlog(admission, asyncio.get_event_loop().call_later, seconds)
         self._admitted: dict[IOStream, Connection] = {}
+        # Tornado's timeout takes a tenth of the time of a response, and lets other threads run once more before it.
+        self.conn_params.header_timeout = None
+        self._timeouts: dict[IOStream, asyncio.TimerHandle] = {}
         self._turns = Turns()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
@@ -191,6 +205,7 @@ class BoundedServer(HTTPServer):
             else:
                 secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
                 stream = TlsStream(secured, read_chunk_size=READ_BYTES)
+            stream.keep_nodelay()
         except OSError:  # the client is gone already
             self._admission.remove(admitted)
             connection.close()
@@ -224,16 +239,25 @@ class BoundedServer(HTTPServer):
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         """Wait for the next request of a connection."""
         stream = _stream(server_conn)
+        self._timeouts[stream] = asyncio.get_running_loop().call_later(self._seconds, stream.close)
         admitted = self._admitted.get(stream)
 
-        async def arrive(headers: HTTPHeaders) -> bool:
+        def find(start_line: RequestStartLine, headers: HTTPHeaders) -> Callable[[], None] | None:
+            if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
+                return None
+            response = self._ready(start_line.path, headers)
+            return partial(send, request_conn, response, self._guard.config.headers) if response else None
+
+        async def arrive(headers: HTTPHeaders, is_ready: bool) -> bool:
+            self._timeouts.pop(stream).cancel()
             peer = getattr(getattr(request_conn, "context", None), "remote_ip", "")
             if admitted and self._guard.proxies.trust(peer):
                 client = self._guard.proxies.client(peer, headers.get("X-Forwarded-For", ""))
                 self._admission.assign(admitted, client_of(client))
             if admitted and not stream.closed():
                 admitted.has_arrived = True
-                await self._turns.wait(admitted.client, stream.closed)
+                if not (is_ready and self._turns.may_begin()):
+                    await self._turns.wait(admitted.client, stream.closed)
             return not stream.closed()
 
         def begin() -> None:
@@ -242,7 +266,7 @@ class BoundedServer(HTTPServer):
 
         if admitted:
             self._admission.mark_idle(admitted)
-        return _Request(super().start_request(server_conn, request_conn), arrive, begin)
+        return _Request(partial(super().start_request, server_conn, request_conn), find, arrive, begin)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a closed connection."""
@@ -250,6 +274,8 @@ class BoundedServer(HTTPServer):
         self._forget(_stream(server_conn))
 
     def _forget(self, stream: IOStream) -> None:
+        if stream in self._timeouts:
+            self._timeouts.pop(stream).cancel()
         admitted = self._admitted.pop(stream, None)
         if admitted:
             self._admission.remove(admitted)

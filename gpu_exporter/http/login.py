@@ -144,6 +144,15 @@ class Login:
         self._pause = 1.0
         self._once_per_minute = OncePerMinute()
 
+    def knows(self, users: Mapping[str, str], authorization: str) -> bool:
+        """Return whether these are credentials of a user that were verified before."""
+        given = _credentials(authorization)
+        if given is None:
+            return False
+        user, password = given
+        digest = self._digest(users.get(user) or _hash_of_nobody(highest_cost(users)), user, password)
+        return hmac.compare_digest(self._right.get(user, b""), digest)
+
     async def refuse(self, users: Mapping[str, str], authorization: str, address: str) -> Refusal | None:
         """Return None if the credentials are those of a user, else the refusal."""
         given = _credentials(authorization)

@@ -17,6 +17,7 @@ from gpu_exporter.http.admission import FEW_PER_ADDRESS, Admission, most_connect
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import GuardedHandler, NotFound
 from gpu_exporter.http.listener import BoundedServer
+from gpu_exporter.http.ready import FindReady, none_ready
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 
@@ -34,7 +35,8 @@ class Server:
     """Serves until `stop`. The constructor binds the address, or raises GpuExporterError, which names the program that
     may use it already and the option that sets it.
 
-    If `sockets` are given, which listen already, it serves on these instead. Handlers read `settings`.
+    If `sockets` are given, which listen already, it serves on these instead. Handlers read `settings`. `ready`
+    finds responses that need no handler.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class Server:
         guard: Guard | None = None,
         admission: Admission | None = None,
         sockets: Sequence[socket.socket] = (),
+        ready: FindReady = none_ready,
         **settings: Any,
     ) -> None:
         self._admission = admission or Admission()
         self._guard = guard or Guard()
+        self._ready = ready
         self._max_body_bytes = max((handler.max_body_bytes for _, handler, _ in handlers), default=0)
         self._application = Application(
             list(handlers),
@@ -96,7 +100,6 @@ class Server:
         asyncio.set_event_loop(loop)
         server = BoundedServer(
             self._application,
-            idle_connection_timeout=CLIENT_SECONDS,
             body_timeout=CLIENT_SECONDS,
             max_header_size=MAX_HEADER_BYTES,
             max_body_size=self._max_body_bytes,
@@ -107,7 +110,7 @@ class Server:
                 "only %d connections at a time: the limit on open files is low; raise it (ulimit -n)",
                 self._admission.most,
             )
-        server.serve(self._sockets, self._guard, self._admission, CLIENT_SECONDS)
+        server.serve(self._sockets, self._guard, self._admission, CLIENT_SECONDS, self._ready)
         loop.call_soon(self._started.set)
         return server
 

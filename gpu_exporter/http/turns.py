@@ -20,6 +20,21 @@ class Turns:
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], Callable[[], bool]]]] = {}
+        self._begun = 0
+
+    def may_begin(self) -> bool:
+        """Return whether a request that takes hardly any time may begin without waiting: none waits, and few have begun
+        since the last round.
+        """
+        if self._waiting or self._begun >= self._at_once:
+            return False
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._next_round)
+        self._begun += 1
+        return True
+
+    def _next_round(self) -> None:
+        self._begun = 0
 
     async def wait(self, client: str, has_left: Callable[[], bool]) -> None:
         """Return when it is the turn of this client, or it has left by then."""

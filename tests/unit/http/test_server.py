@@ -105,7 +105,7 @@ def test_a_request_of_a_connection_that_was_closed_meanwhile_does_not_begin(leng
 
     inner = create_autospec(HTTPMessageDelegate)
     begun: list[None] = []
-    request = _Request(inner, lambda headers: is_open(), lambda: begun.append(None))
+    request = _Request(lambda: inner, lambda *_: None, lambda *_: is_open(), lambda: begun.append(None))
     line = RequestStartLine("POST", "/", "HTTP/1.1")
     asyncio.run(request.headers_received(line, HTTPHeaders({"Content-Length": length})))
     request.data_received(b"xx")

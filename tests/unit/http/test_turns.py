@@ -91,3 +91,18 @@ def test_who_has_left_takes_no_time() -> None:
         return passed
 
     assert asyncio.run(rounds()) == 2
+
+
+def test_few_requests_that_take_no_time_begin_at_once() -> None:
+    """But none while others wait, so that a flood of them delays nobody."""
+
+    async def begun() -> list[bool]:
+        turns = Turns(2)
+        first = [turns.may_begin() for _ in range(3)]
+        waiting = asyncio.ensure_future(turns.wait("a", stays))
+        await asyncio.sleep(0)
+        behind = turns.may_begin()
+        await waiting
+        return [*first, behind, turns.may_begin()]
+
+    assert asyncio.run(begun()) == [True, True, False, False, True]
