@@ -170,7 +170,8 @@ class BoundedServer(HTTPServer):
         self._guard, self._admission, self._seconds, self._ready = guard, admission, seconds, ready
         self._backlog = Backlog(admission, asyncio.get_event_loop().call_later, seconds)
         self._admitted: dict[IOStream, Connection] = {}
-        # Tornado's timeout takes a tenth of the time of a response, and lets other threads run once more before it.
+        # Tornado's timeout takes a tenth of the time of a response, and delays it by a round of the event loop, after
+        # which the thread may have to wait for the GIL.
         self.conn_params.header_timeout = None
         self._timeouts: dict[IOStream, asyncio.TimerHandle] = {}
         self._turns = Turns()

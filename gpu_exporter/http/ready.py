@@ -1,6 +1,6 @@
 """Responses that need no handler: what nearly all clients request is at hand, and sent in one piece.
 
-Tornado's application and handler take twice as long as the rest of a response. Whatever is unusual goes to them.
+Tornado's application and handler take as long as all the rest of a response. Whatever is unusual goes to them.
 """
 
 from __future__ import annotations
