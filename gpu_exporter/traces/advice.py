@@ -94,7 +94,8 @@ _TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
     TraceCause.COMPILATION: (
         "compilation",
         lambda _: (
-            "Code is compiled in the traced steps: avoid changing shapes (dynamic=True), and keep the compile cache."
+            "Code is compiled or loaded in the traced steps: trace later ones if the job had just begun. Otherwise"
+            " avoid changing shapes (dynamic=True), and keep the compile cache."
         ),
     ),
     TraceCause.GARBAGE_COLLECTION: (

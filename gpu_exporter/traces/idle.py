@@ -134,7 +134,7 @@ def attribute(trace: Trace, events: DeviceEvents, busy: Intervals, stacks: Stack
     for thread in distinct(found.thread[found.call != UNKNOWN]).tolist():
         stacks.timeline(thread)  # fills in the stacks of its events
     totals: dict[tuple[TraceCause, int], int] = defaultdict(int)
-    for cause, stack, nanoseconds in (*_after_launch(found, stacks), *_until_launch(trace, found, stacks)):
+    for cause, stack, nanoseconds in (*_after_launch(trace, found, stacks), *_until_launch(trace, found, stacks)):
         totals[cause, stack] += nanoseconds
     return [Share(cause, stack, total) for (cause, stack), total in totals.items() if total > 0]
 
@@ -160,7 +160,7 @@ def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Laun
     return _Gaps(start, end, first.kind, call_start, call_end, thread, calls, wait)
 
 
-def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
+def _after_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
     """Yield the time between launch and start, that of gaps in which the host was not late, and that of no launch."""
     known = found.call != UNKNOWN
     whole = found.end - found.start
@@ -171,11 +171,16 @@ def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, in
     overhead = np.where((whole <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
     yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
     copies = found.kind == DeviceKind.COPY
-    waited = found.wait != UNKNOWN
+    # A launch that takes so long while the GPU is idle loads the kernel first. One of a graph may just be large.
+    graphs = [row for row, name in enumerate(trace.names) if "GraphLaunch" in name]
+    loading = known & ~copies & (overhead > LONGEST_LAUNCH_NS)
+    loading[loading] = ~np.isin(trace.host_events.name[found.call[loading]], graphs)
+    waited = (found.wait != UNKNOWN) & ~loading
     for chosen, cause, calls in (
+        (loading, TraceCause.COMPILATION, found.call),
         (waited, TraceCause.SYNCHRONISATION, found.wait),
         (~waited & copies, TraceCause.COPIES, found.call),
-        (~waited & ~copies, TraceCause.LAUNCH_OVERHEAD, found.call),
+        (~waited & ~copies & ~loading, TraceCause.LAUNCH_OVERHEAD, found.call),
     ):
         rows = np.flatnonzero(known & chosen)
         yield from _by_stack(cause, stacks, calls[rows], overhead[rows])

@@ -45,7 +45,7 @@ IDLE: dict[str, tuple[SyntheticTrace, str, str]] = {
     "late launches": (_idle("train.py(3): main"), "cuda_graphs", "The host launches kernels more slowly"),
     "late launches of graphs": (_idle(launch="cudaGraphLaunch", gap=5), "cuda_graphs", "The GPU waits between"),
     "a checkpoint": (_idle("train.py(3): save_checkpoint"), "checkpoint", "Write checkpoints in the background"),
-    "compilation": (_idle("cuModuleLoadData"), "compilation", "Code is compiled in the traced steps"),
+    "compilation": (_idle("cuModuleLoadData"), "compilation", "Code is compiled or loaded in the traced steps"),
     "garbage": (_idle("<built-in function collect>"), "garbage_collection", "Call gc.freeze()"),
     "other code": (_idle("train.py(3): main", gap=2000), "python", "Move this code of the host"),
 }  # fmt: skip
