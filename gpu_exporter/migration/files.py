@@ -80,8 +80,10 @@ class Migration:
             if not isinstance(expr, ScalarNode) or (new := self.query(expr.value)) is None:
                 continue
             edits.append(_edit(content, expr, new.text))
+            if not new.done:  # its texts name the labels that it has
+                continue
             peer = self._peer(expr.value)
-            for texts in (values.get("annotations"), values.get("labels")) if new.done else ():
+            for texts in (values.get("annotations"), values.get("labels")):
                 for _, value in texts.value if isinstance(texts, MappingNode) else ():
                     if isinstance(value, ScalarNode) and (text := _referenced(value.value, peer)) != value.value:
                         edits.append(_edit(content, value, text))

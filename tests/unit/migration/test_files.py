@@ -32,6 +32,9 @@ groups:
         annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
+      - alert: Gone
+        expr: count({__name__=~"nvidia_smi_.*"}) == 0
+        annotations: {summary: "{{ $labels.uuid }}"}
 """
 MIGRATED = """\
 # Mine.
@@ -54,6 +57,11 @@ groups:
         annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
+      - alert: Gone
+        expr: |-
+          # not rewritten: selects series by a regular expression of their names
+          count({__name__=~"nvidia_smi_.*"}) == 0
+        annotations: {summary: "{{ $labels.uuid }}"}
 """
 
 
@@ -62,8 +70,14 @@ def test_rules_are_rewritten_in_place() -> None:
     migration = Migration()
 
     assert migration.migrate(RULES) == MIGRATED
-    assert (migration.rewritten, migration.refused) == (3, 1)
-    assert migration.problems == [("nvidia_smi_compute_mode == 2", ("nvidia_smi_compute_mode has no counterpart",))]
+    assert (migration.rewritten, migration.refused) == (3, 2)
+    assert migration.problems == [
+        ("nvidia_smi_compute_mode == 2", ("nvidia_smi_compute_mode has no counterpart",)),
+        (
+            'count({__name__=~"nvidia_smi_.*"}) == 0',
+            ("selects series by a regular expression of their names",),
+        ),
+    ]
     assert yaml.safe_load(MIGRATED)["groups"][0]["rules"][1]["record"] == "util"
 
 
