@@ -19,6 +19,7 @@ from gpu_exporter.migration.promql import (
     Query,
     SeriesSelector,
     Text,
+    label_lists,
     mentioned,
     names_label,
     parse,
@@ -190,6 +191,7 @@ class _Writer:
 
     The series of gpu-exporter have more labels than those of other exporters. So in a query that matches several
     selectors, each is reduced to the labels that the other exporter has: then operators match what they matched before.
+    So it is in one with `without`, which keeps all labels but those that it names.
     """
 
     def __init__(self, nodes: Query, series: Mapping[str, PeerSeries]) -> None:
@@ -204,7 +206,8 @@ class _Writer:
             for each in read:
                 if each.lacks(label):
                     raise CannotRewriteError(f"{each.metric} has no label for {label}")
-        self._joins = len(list(selectors(nodes))) > 1
+        self._keeps_labels = any(each.keyword.lower() == "without" for each in label_lists(nodes))
+        self._joins = self._keeps_labels or len(list(selectors(nodes))) > 1
 
     @property
     def text(self) -> str:
@@ -250,7 +253,7 @@ class _Writer:
             selector = only[0]
             if selector.is_range or call.name in _OF_SERIES:
                 return self._padded(written, self.selector(selector))
-            if call.name in AGGREGATORS:
+            if call.name in AGGREGATORS and not self._keeps_labels:
                 inside = self._scaled(self.selector(selector), selector)
                 return self._padded(written, inside[1:-1] if inside.startswith("(") else inside)
         return self._write(argument)
