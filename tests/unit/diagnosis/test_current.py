@@ -104,6 +104,23 @@ def test_since_stays_while_nothing_changes() -> None:
     assert dict(watch.current.since) == first
 
 
+def test_errors_are_counted_for_as_long_as_their_alert_counts_them() -> None:
+    """Their growth in twenty seconds says little: the mode is not judged until it is too large, or an hour has gone."""
+    watch = Watch()
+
+    def after(seconds: int, errors: float) -> tuple[bool, bool]:
+        values = {**profiles.GEMM, m.NVLINK_REPLAY: errors, m.NVLINK_RECOVERY: 0.0, m.NVLINK_CRC: 0.0}
+        watched(snapshots([values], begin=1000.0 + seconds, number=2), watch)
+        found = watch.current.diagnoses[device(0)]
+        return "GpuNvlinkErrors" in {match.mode.name for match in found.matches}, "GpuNvlinkErrors" in found.unknown
+
+    assert after(0, 5.0) == (False, True)
+    assert [after(30 * n, 5.0 + n) for n in range(1, 11)] == [(False, True)] * 10
+    assert after(330, 16.0) == (True, False)
+    assert {after(330 + 30 * n, 16.0) for n in range(1, 109)} == {(True, False)}
+    assert [after(3600 + 30 * n, 16.0) for n in range(12)][-1] == (False, False)
+
+
 def test_who_waits_for_whom() -> None:
     """The others wait for a starved rank. Without a job, nobody is compared."""
     ranks = {
