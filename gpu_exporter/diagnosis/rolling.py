@@ -82,18 +82,22 @@ class RollingWindow(SignalReaders):
 
 
 class _Start:
-    """Since when all ranks of a job have worked. A job begins when one of its GPUs works after none has."""
+    """Since when all ranks of a job have worked. A job begins when one of its GPUs works after none has.
+
+    Ranks whose GPUs do not answer do not count.
+    """
 
     def __init__(self) -> None:
         self._idle_at, self._at = -inf, inf
 
     def at(self, window: Window, ranks: Iterable[Device]) -> float:
         """Return the unix time, also if a rank has paused since; infinite while a rank has not worked yet."""
-        engines = [window.points(rank, GR_ACTIVE) for rank in ranks]
-        if all(points and points[-1][1] < IDLE_ENGINE.value for points in engines):
+        engines = [points for rank in ranks if (points := window.points(rank, GR_ACTIVE))]
+        if all(points[-1][1] < IDLE_ENGINE.value for points in engines):
             self._idle_at, self._at = window.now, inf
         if self._at == inf:
-            self._at = max(min((t for t, value in points if self._works(t, value)), default=inf) for points in engines)
+            began = (min((t for t, value in points if self._works(t, value)), default=inf) for points in engines)
+            self._at = max(began, default=inf)
         return self._at
 
     def _works(self, t: float, value: float) -> bool:

@@ -121,6 +121,24 @@ def test_errors_are_counted_for_as_long_as_their_alert_counts_them() -> None:
     assert [after(3600 + 30 * n, 16.0) for n in range(12)][-1] == (False, False)
 
 
+def test_a_straggler_is_found_beside_a_gpu_that_has_not_answered_since_the_start() -> None:
+    """The job has begun without it."""
+    ranks = [profiles.STARVED, *[profiles.OF_STARVED] * 2, {}]
+    taken = [
+        replace(
+            each,
+            samples=tuple(
+                Sample(of.series, 0.0) if of.series.metric is m.UP and of.series.gpu is GPUS[3] else of
+                for of in each.samples
+            ),
+        )
+        for each in snapshots(ranks)
+    ]
+    found = watched(taken).current.diagnoses
+    assert found[device(3)].is_down
+    assert "GpuStragglerStarved" in {match.mode.name for match in found[device(0)].matches}
+
+
 def test_who_waits_for_whom() -> None:
     """The others wait for a starved rank. Without a job, nobody is compared."""
     ranks = {
