@@ -230,8 +230,10 @@ class UserWaits:
     code: str  # what waits there, such as .item()
 
 
-def user_waits(trace: Trace, shares: list[Share], stacks: Stacks, threads: Column, most: int) -> UserWaits | None:
-    """Return the waits that the user's code causes; None if there are none. `threads` launch for the GPU."""
+def user_waits(
+    trace: Trace, shares: list[Share], stacks: Stacks, events: DeviceEvents, calls: Column, most: int
+) -> UserWaits | None:
+    """Return the waits that the user's code causes; None if there are none. `calls` are the launches of the events."""
     chosen = [
         share
         for share in shares
@@ -242,6 +244,7 @@ def user_waits(trace: Trace, shares: list[Share], stacks: Stacks, threads: Colum
     frames = frames_of(chosen, stacks, most)
     if not frames:
         return None
+    threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
     rows = np.concatenate([synchronisations(trace, thread) for thread in threads.tolist()]).astype(np.int64)
     numbers, counts = np.unique(stacks.of_event[rows], return_counts=True)
     same = [
@@ -251,7 +254,23 @@ def user_waits(trace: Trace, shares: list[Share], stacks: Stacks, threads: Colum
     ]
     stack = max(same)[1] if same else max(chosen, key=lambda share: share.nanoseconds).stack
     total = sum(share.nanoseconds for share in chosen)
-    return UserWaits(total, frames, sum(count for count, _ in same), waiting_code(stacks.names(stack)))
+    to_gpu = _follow_copies_to_gpu(trace, events, calls, rows[stacks.of_event[rows] == stack])
+    return UserWaits(total, frames, sum(count for count, _ in same), waiting_code(stacks.names(stack), to_gpu=to_gpu))
+
+
+def _follow_copies_to_gpu(trace: Trace, events: DeviceEvents, calls: Column, waits: Column) -> bool:
+    """Return whether the last thing that a thread launched before most of its waits was a copy to the GPU."""
+    host = trace.host_events
+    copies = np.isin(events.name, [row for row, name in enumerate(trace.names) if "HtoD" in name])
+    followed = 0
+    for thread in distinct(host.thread[waits]).tolist():
+        launched = np.flatnonzero((calls != UNKNOWN) & (host.thread[calls] == thread))
+        launched = launched[np.argsort(host.start[calls[launched]], kind="stable")]
+        last = (
+            np.searchsorted(host.start[calls[launched]], host.start[waits[host.thread[waits] == thread]], "right") - 1
+        )
+        followed += int(copies[launched[last[last >= 0]]].sum())
+    return followed * 2 > len(waits)
 
 
 def _user_frame(stacks: Stacks, stack: int) -> str:

@@ -72,6 +72,24 @@ def test_a_wait_for_the_gpu(tmp_path: Path) -> None:
     assert found.text.startswith("The host waits for the GPU in the loop")
 
 
+@pytest.mark.parametrize(
+    ("copy", "words"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "1 x copy to the GPU per step: use pin_memory=True"),
+        ("Memcpy DtoH (Device -> Pageable)", "1 x copy to the host per step: copy into pinned memory"),
+    ],
+)
+def test_the_direction_of_a_copy_that_waits(tmp_path: Path, copy: str, words: str) -> None:
+    """The same operator and calls copy in both."""
+    trace = SyntheticTrace()
+    trace.step(1, -100, 900)
+    trace.host("aten::copy_", -30, 150, "cpu_op")
+    trace.device(0, 100, copy, category="gpu_memcpy", correlation=trace.launch(-20, name="cudaMemcpyAsync"))
+    trace.host("cudaStreamSynchronize", 10, 92, "cuda_runtime")
+    trace.device(600, 100, launched=590)
+    assert words in _advice(tmp_path, trace)["synchronisation"].text
+
+
 def _kernels(*rows: tuple[str, float, float, int], blocks: int = 1320, multiprocessors: int = 132) -> SyntheticTrace:
     """Return kernels, each with a name, a start, a duration and a stream."""
     trace = SyntheticTrace(multiprocessors=multiprocessors)
