@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import or_
 
 from gpu_exporter.catalogue import signals as s
@@ -14,9 +15,9 @@ from gpu_exporter.catalogue.failure_modes.distributed import ALWAYS_LAST, STRAGG
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.time_shares import time_shares
-from gpu_exporter.conditions.evaluate import FALSE, TRUE, TermValues, because, truths, value, values
+from gpu_exporter.conditions.evaluate import FALSE, TRUE, UNKNOWN, TermValues, because, latest, truths, value, values
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.conditions.tree import Condition, Over, required_signals, signals_of
+from gpu_exporter.conditions.tree import Condition, Fn, Over, required_signals, signals_of, terms
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 
@@ -24,6 +25,17 @@ from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 MINUTES = Signal("minutes_of_measurements", "seconds", "Five minutes of measurements", ())
 # What is known of every GPU, and printed of those without profiling counters.
 BASICS = tuple(map(mean, (s.UTIL, s.POWER_USE, s.SM_CLOCK, s.FB_USE)))
+
+
+@cache
+def counts_of(condition: Condition) -> tuple[Over, ...]:
+    """Return the terms of a condition that say how much a signal has grown over a time."""
+    return tuple(term for term in terms(condition) if isinstance(term, Over) and term.fn is Fn.INCREASE)
+
+
+_COUNTS = [term for mode in MODES if mode.condition for term in counts_of(mode.condition)]
+# The signals whose growth decides a failure mode, and over how many seconds at most.
+COUNTED = {of.signal: max(term.window for term in _COUNTS if term.signal is of.signal) for of in _COUNTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +138,12 @@ def _judge(
     Devices that are left out match only modes of health.
     """
     column, only_health = truths(condition, window), mode.domain is Domain.HEALTH
+    counts = counts_of(condition)
+    if counts:
+        column = bytes(
+            UNKNOWN if truth == FALSE and any(_may_grow(of, window, device) for of in counts) else truth
+            for device, truth in zip(window.devices, column, strict=True)
+        )
     if not any(column):  # false of all devices
         return
     lesser = truths(mode.lesser, window) if mode.lesser else bytes(len(column))
@@ -143,6 +161,12 @@ def _judge(
             findings[place].append(Match(found, _evidence(condition, window, device)))
         elif can_be_unknown:
             unknown[place][mode.name] = lacking(device)
+
+
+def _may_grow(of: Over, window: Window, device: DeviceKey) -> bool:
+    """Return whether a signal was watched for less than the time over which its growth counts."""
+    points = window.points(device, of.signal)
+    return bool(points) and latest(points, window.now - of.window) is None
 
 
 def _evidence(condition: Condition, window: Window, device: DeviceKey) -> TermValues:

@@ -21,7 +21,7 @@ from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
 from gpu_exporter.conditions.evaluate import Device, Points, holds, latest
 from gpu_exporter.conditions.signal import WINDOW_SECONDS as OF_CLASSES
 from gpu_exporter.conditions.signal import Derived, Signal
-from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
+from gpu_exporter.diagnosis.diagnose import COUNTED, Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.masking import DiagnosisNames
@@ -82,18 +82,22 @@ class RollingWindow(SignalReaders):
 
 
 class _Start:
-    """Since when all ranks of a job have worked. A job begins when one of its GPUs works after none has."""
+    """Since when all ranks of a job have worked. A job begins when one of its GPUs works after none has.
+
+    Ranks whose GPUs do not answer do not count.
+    """
 
     def __init__(self) -> None:
         self._idle_at, self._at = -inf, inf
 
     def at(self, window: Window, ranks: Iterable[Device]) -> float:
         """Return the unix time, also if a rank has paused since; infinite while a rank has not worked yet."""
-        engines = [window.points(rank, GR_ACTIVE) for rank in ranks]
-        if all(points and points[-1][1] < IDLE_ENGINE.value for points in engines):
+        engines = [points for rank in ranks if (points := window.points(rank, GR_ACTIVE))]
+        if all(points[-1][1] < IDLE_ENGINE.value for points in engines):
             self._idle_at, self._at = window.now, inf
         if self._at == inf:
-            self._at = max(min((t for t, value in points if self._works(t, value)), default=inf) for points in engines)
+            began = (min((t for t, value in points if self._works(t, value)), default=inf) for points in engines)
+            self._at = max(began, default=inf)
         return self._at
 
     def _works(self, t: float, value: float) -> bool:
@@ -143,6 +147,8 @@ def _later(points: Points, than: float) -> Iterator[float]:
 
 # As long as `gpu-exporter diagnose` watches by default.
 WINDOW_SECONDS = 20.0
+# Of counts that conditions watch for longer, one point is kept in so much time.
+COUNT_SECONDS = 60.0
 READ = frozenset(FAMILIES)
 
 
@@ -185,14 +191,37 @@ class Current:
         return replace(self, diagnoses=diagnoses, jobs=jobs, incidents=incidents)
 
 
+class _Counts:
+    """Keeps the counts of errors whose increase in up to an hour decides a failure mode: a point per minute."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Signal, Device], Sequence[tuple[float, float]]] = {}
+
+    def joined(self, window: Window) -> Window:
+        """Return a window with the older points of these counts, and keep a new one of each."""
+        before, self._kept = self._kept, {}
+        signals = dict(window.signals)
+        for signal, seconds in COUNTED.items():
+            signals[signal] = columns = {}
+            for device, points in window.by_device(signal).items():
+                since = window.now - seconds - 2 * COUNT_SECONDS
+                kept = [point for point in before.get((signal, device), ()) if since < point[0] < points[-1][0]]
+                columns[device] = [*(point for point in kept if point[0] < points[0][0]), *points]
+                is_due = not kept or points[-1][0] - kept[-1][0] >= COUNT_SECONDS
+                self._kept[signal, device] = [*kept, points[-1]] if is_due else kept
+        return replace(window, signals=signals)
+
+
 class Watch:
-    """Keeps the signals of the last WINDOW_SECONDS, and the diagnosis that was made of them last.
+    """Keeps the signals of the last WINDOW_SECONDS, counts of errors for longer, and the diagnosis that was made of
+    them last.
 
     Not safe for several threads, but `current` can be read from any: it is replaced as a whole.
     """
 
     def __init__(self) -> None:
         self.current = Current()
+        self._counts = _Counts()
         self._signals, self._scrapes, self._at = RollingWindow(WINDOW_SECONDS), Scrapes(), 0.0
         self._began: dict[tuple[DeviceKey, str], tuple[str, float]] = {}
 
@@ -206,7 +235,7 @@ class Watch:
     def judge(self, snapshot: Snapshot) -> None:
         """Make a new diagnosis of the GPUs of a snapshot."""
         listed = {status.gpu.uuid for status in snapshot.gpus}
-        window = self._signals.recent()
+        window = self._counts.joined(self._signals.recent())
         diagnoses = {each.device: each for each in diagnose(window) if each.device.uuid in listed}
         since = self._since(snapshot.at, diagnoses)
         found = of_diagnoses(diagnoses.values(), since)

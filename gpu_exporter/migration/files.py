@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -13,6 +14,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from gpu_exporter.catalogue.peer_series import PEERS, WITHOUT, PeerExporter, PeerSeries, load
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.yaml_decoding import yaml_root
+from gpu_exporter.migration.promql import parse, selectors
 from gpu_exporter.migration.rewrite import Rewritten, rewrite, rewrite_selector
 
 _LABEL_VALUES = re.compile(r"\s*label_values\(\s*(?:(?P<query>.+?)\s*,\s*)?(?P<label>\w+)\s*\)\s*", re.DOTALL)
@@ -32,9 +34,11 @@ class Migration:
     refused: int = 0
     problems: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
-    def query(self, query: str) -> Rewritten | None:
+    def query(
+        self, query: str, recorded: Mapping[str, PeerExporter] = MappingProxyType({}), *, records: bool = False
+    ) -> Rewritten | None:
         """Return what replaces a query, or None if it reads nothing of another exporter."""
-        result = rewrite(query, self.series)
+        result = rewrite(query, self.series, recorded, records=records)
         if result is None:
             return None
         if result.problems:
@@ -74,14 +78,18 @@ class Migration:
         root = yaml_root(content)
         if not isinstance(root, MappingNode):
             raise ValueError("neither a dashboard in JSON nor a file of rules in YAML")
-        for rule in _mappings(root):
-            values = {key.value: value for key, value in rule.value if isinstance(key, ScalarNode)}
+        recorded = self._recorded(root)
+        for values in map(_scalars, _mappings(root)):
             expr = values.get("expr")
-            if not isinstance(expr, ScalarNode) or (new := self.query(expr.value)) is None:
+            if not isinstance(expr, ScalarNode):
+                continue
+            if (new := self.query(expr.value, recorded, records="record" in values)) is None:
                 continue
             edits.append(_edit(content, expr, new.text))
-            peer = self._peer(expr.value)
-            for texts in (values.get("annotations"), values.get("labels")) if new.done else ():
+            if not new.done:  # its texts name the labels that it has
+                continue
+            peer = self._peer(expr.value, recorded)
+            for texts in (values.get("annotations"), values.get("labels")):
                 for _, value in texts.value if isinstance(texts, MappingNode) else ():
                     if isinstance(value, ScalarNode) and (text := _referenced(value.value, peer)) != value.value:
                         edits.append(_edit(content, value, text))
@@ -89,9 +97,33 @@ class Migration:
             content = content[:begin] + text + content[end:]
         return content
 
-    def _peer(self, query: str) -> PeerExporter:
-        names = {name for name in self.series if name in query}
-        return next(peer for peer in PEERS if any(self.series[name].peer is peer for name in names))
+    def _peer(self, query: str, recorded: Mapping[str, PeerExporter]) -> PeerExporter:
+        """Return the exporter that a rewritten query reads."""
+        peers = {name: self.series[name].peer for name in self.series} | dict(recorded)
+        return next(peers[each.name] for each in selectors(parse(query)) if each.name in peers)
+
+    def _recorded(self, root: Node) -> Mapping[str, PeerExporter]:
+        """Return the series that the rules record from those of other exporters, also by way of other rules."""
+        pairs = ((values.get("record"), values.get("expr")) for values in map(_scalars, _mappings(root)))
+        rules = [
+            (record.value, expr.value)
+            for record, expr in pairs
+            if isinstance(record, ScalarNode) and isinstance(expr, ScalarNode)
+        ]
+        found: dict[str, PeerExporter] = {}
+        before = -1
+        while before < len(found):
+            before = len(found)
+            for name, query in rules:
+                new = None if name in found else rewrite(query, self.series, found)
+                if new is not None and new.done:
+                    found[name] = self._peer(query, found)
+        return found
+
+
+def _scalars(rule: MappingNode) -> Mapping[str, Node]:
+    """Return the values of a mapping by its keys that are text."""
+    return {key.value: value for key, value in rule.value if isinstance(key, ScalarNode)}
 
 
 def _mappings(node: Node) -> Iterator[MappingNode]:

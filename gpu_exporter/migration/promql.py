@@ -239,6 +239,18 @@ def selectors(nodes: Query) -> Iterator[SeriesSelector]:
                 yield from selectors(argument)
 
 
+def label_lists(nodes: Query) -> Iterator[LabelList]:
+    """Yield every list of labels."""
+    for node in nodes:
+        if isinstance(node, LabelList):
+            yield node
+        elif isinstance(node, FunctionCall):
+            if node.grouping:
+                yield node.grouping
+            for argument in node.arguments:
+                yield from label_lists(argument)
+
+
 def mentioned(nodes: Query) -> Iterator[str]:
     """Yield every label that a query names: in matchers, in lists, and in label_replace and label_join."""
     for node in nodes:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from gpu_exporter.catalogue.metrics import INFO
-from gpu_exporter.catalogue.peer_series import WITHOUT, PeerSeries
+from gpu_exporter.catalogue.peer_series import WITHOUT, PeerExporter, PeerSeries
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.migration.promql import (
     AGGREGATORS,
@@ -19,6 +20,7 @@ from gpu_exporter.migration.promql import (
     Query,
     SeriesSelector,
     Text,
+    label_lists,
     mentioned,
     names_label,
     parse,
@@ -59,8 +61,17 @@ class Rewritten:
     problems: tuple[str, ...] = ()
 
 
-def rewrite(query: str, series: Mapping[str, PeerSeries]) -> Rewritten | None:
+def rewrite(
+    query: str,
+    series: Mapping[str, PeerSeries],
+    recorded: Mapping[str, PeerExporter] = MappingProxyType({}),
+    *,
+    records: bool = False,
+) -> Rewritten | None:
     """Return what replaces a query, or None if it reads nothing of another exporter.
+
+    `recorded` has the series that rules record from those of another exporter: only their labels get other names. With
+    `records`, the query is of such a rule: its result keeps the labels that it had.
 
     An alternative of `or` without a counterpart is left out, as if its series had no samples.
     """
@@ -69,12 +80,12 @@ def rewrite(query: str, series: Mapping[str, PeerSeries]) -> Rewritten | None:
     except ValueError as error:
         reads = any(name in query for name in series)
         return _refused(query, f"not PromQL: {printable(str(error), 100)}") if reads else None
-    if not any(_peers(selector, series) for selector in selectors(nodes)):
+    if not any(_peers(selector, series) or selector.name in recorded for selector in selectors(nodes)):
         return None
     left_out: list[str] = []
     try:
         kept = _without_unknown(nodes, series, left_out)
-        text = _Writer(kept, series).text
+        text = _Writer(kept, series, recorded, records=records).text
     except CannotRewriteError as error:
         return _refused(query, str(error))
     reasons = tuple(dict.fromkeys(left_out))
@@ -190,12 +201,21 @@ class _Writer:
 
     The series of gpu-exporter have more labels than those of other exporters. So in a query that matches several
     selectors, each is reduced to the labels that the other exporter has: then operators match what they matched before.
+    So it is in one with `without`, which keeps all labels but those that it names.
     """
 
-    def __init__(self, nodes: Query, series: Mapping[str, PeerSeries]) -> None:
-        self._nodes, self._series = nodes, series
+    def __init__(
+        self,
+        nodes: Query,
+        series: Mapping[str, PeerSeries],
+        recorded: Mapping[str, PeerExporter] = MappingProxyType({}),
+        *,
+        records: bool = False,
+    ) -> None:
+        self._nodes, self._series, self._recorded, self._records = nodes, series, recorded, records
         read = [series[each.name] for each in selectors(nodes) if each.name in series]
         peers = {each.peer.name: each.peer for each in read}
+        peers |= {recorded[each.name].name: recorded[each.name] for each in selectors(nodes) if each.name in recorded}
         if len(peers) > 1:
             raise CannotRewriteError("reads series of two exporters")
         (self._peer,) = peers.values()
@@ -204,7 +224,8 @@ class _Writer:
             for each in read:
                 if each.lacks(label):
                     raise CannotRewriteError(f"{each.metric} has no label for {label}")
-        self._joins = len(list(selectors(nodes))) > 1
+        self._keeps_labels = any(each.keyword.lower() == "without" for each in label_lists(nodes))
+        self._joins = records or self._keeps_labels or len(list(selectors(nodes))) > 1
 
     @property
     def text(self) -> str:
@@ -250,7 +271,7 @@ class _Writer:
             selector = only[0]
             if selector.is_range or call.name in _OF_SERIES:
                 return self._padded(written, self.selector(selector))
-            if call.name in AGGREGATORS:
+            if call.name in AGGREGATORS and not self._keeps_labels:
                 inside = self._scaled(self.selector(selector), selector)
                 return self._padded(written, inside[1:-1] if inside.startswith("(") else inside)
         return self._write(argument)
@@ -277,7 +298,7 @@ class _Writer:
     def _kept(self, series: PeerSeries) -> Sequence[str]:
         """Return the labels that tell the samples of a series apart, in the other exporter, by their names here."""
         own = [each for each in series.labels if each not in WITHOUT]
-        if series.metric is INFO:
+        if series.metric is INFO and not self._records:
             own = [each for each in own if each in self._labels]
         identity = self._peer.identity if series.of_gpu else ()
         return list(dict.fromkeys((*map(self._label, (*identity, *own)), *_TARGET, *self._foreign)))
@@ -292,9 +313,11 @@ class _Writer:
     def selector(self, selector: SeriesSelector) -> str:
         """Return the selector of the counterpart, without its unit."""
         series = self._series.get(selector.name)
+        matchers = [self._matcher(each) for each in selector.matchers]
+        if selector.name in self._recorded:
+            return render([replace(selector, matchers=matchers)])
         if series is None or series.metric is None:
             return render([selector])
-        matchers = [self._matcher(each) for each in selector.matchers]
         matchers += [Matcher(label, "=", f'"{value}"') for label, value in series.metric.labels]
         if series.of_instance:
             matchers.append(Matcher("GPU_I_ID", "!=", '""'))

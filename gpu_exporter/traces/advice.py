@@ -17,6 +17,7 @@ import numpy as np
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.reports.numbers import binary_size, measured, percent
 from gpu_exporter.traces.device_times import NS, DeviceTimes
+from gpu_exporter.traces.frames import COPY_TO_GPU, COPY_TO_HOST
 from gpu_exporter.traces.idle import UserWaits
 from gpu_exporter.traces.intervals import length, subtract, union
 from gpu_exporter.traces.kernel_classes import COMMUNICATION_CLASS, avoids_tensor_cores, multiplies_vectors, short_name
@@ -94,7 +95,8 @@ _TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
     TraceCause.COMPILATION: (
         "compilation",
         lambda _: (
-            "Code is compiled in the traced steps: avoid changing shapes (dynamic=True), and keep the compile cache."
+            "Code is compiled or loaded in the traced steps: trace later ones if the job had just begun. Otherwise"
+            " avoid changing shapes (dynamic=True), and keep the compile cache."
         ),
     ),
     TraceCause.GARBAGE_COLLECTION: (
@@ -133,7 +135,8 @@ def _of_causes(causes: Mapping[str, IdleCause]) -> Iterator[Finding]:
 
 _INSTEAD = {
     ".item()": "keep values such as the loss on the GPU (detach), and read them every hundred steps",
-    "copy to the host": "copy into pinned memory with non_blocking=True, and read it a step later",
+    COPY_TO_HOST: "copy into pinned memory with non_blocking=True, and read it a step later",
+    COPY_TO_GPU: "use pin_memory=True, and to(device, non_blocking=True)",
     "nonzero()": "use torch.where, or a mask of fixed size",
     "torch.cuda.synchronize()": "leave it out, or measure with CUDA events",
 }

@@ -30,7 +30,7 @@ from gpu_exporter.traces.idle import (
 )
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
-from gpu_exporter.traces.model import TRUNCATED, UNKNOWN, DeviceKind, Trace, distinct
+from gpu_exporter.traces.model import TRUNCATED, DeviceKind, Trace
 from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
 from gpu_exporter.traces.rank_files import rank_numbers
 from gpu_exporter.traces.result import (
@@ -225,9 +225,7 @@ def _frames(trace: Trace, times: DeviceTimes, kind: DeviceKind, stacks: Stacks, 
 def _user_waits(
     trace: Trace, times: DeviceTimes, shares: list[Share], stacks: Stacks, launches: Launches
 ) -> UserWaits | None:
-    calls = launches.rows_of(times.events)
-    threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
-    return user_waits(trace, shares, stacks, threads, MOST_FRAMES)
+    return user_waits(trace, shares, stacks, times.events, launches.rows_of(times.events), MOST_FRAMES)
 
 
 def _merged(

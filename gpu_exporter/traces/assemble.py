@@ -57,8 +57,9 @@ def assemble(
 ) -> Trace:
     """Return the trace of these parts, without a path. `base` is added to all times, ns.
 
-    Kernels whose names say that they communicate get that kind. Device events without a launch in the file began
-    before the window of the profiler: they are dropped and counted, unless most have none.
+    Kernels whose names say that they communicate get that kind. Device events without a launch in the file were
+    launched before the window of the profiler: those that start before the first one with a launch are dropped and
+    counted, unless most have none.
     """
     names, host_events = parts.names, _sorted_host(parts.host, base)
     device_events, collectives, unlaunched = _device(
@@ -131,6 +132,9 @@ def _device(
     kept |= table.correlation == UNKNOWN  # nobody launched it, such as copies of unified memory
     if kept.sum() * 2 < len(kept):  # the writer left out launches, too
         kept[:] = True
+    for device in distinct(table.device[kept]):  # other streams finish what was launched before, meanwhile
+        of_device = table.device == device
+        kept |= of_device & (table.start >= table.start[kept & of_device].min())
     order = np.flatnonzero(kept)
     order = order[np.argsort(table.start[order], kind="stable")]
     new_row = np.full(len(table), UNKNOWN, dtype=np.int64)

@@ -121,6 +121,7 @@ def is_wait_of_library(names: Sequence[str]) -> bool:
     return own or (bool(_EVENT_WAIT.match(names[-1])) and any(_AUTOGRAD in name for name in names))
 
 
+COPY_TO_HOST, COPY_TO_GPU = "copy to the host", "copy to the GPU"
 # What waits for the GPU, as users write it. The first that matches a frame or operator is it.
 _WAITING_CODE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (words, re.compile(pattern))
@@ -129,11 +130,15 @@ _WAITING_CODE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("nonzero()", r"^aten::nonzero"),
         ("unique()", r"^aten::_?unique"),
         ("torch.cuda.synchronize()", r"torch/cuda/__init__\.py\(\d+\): synchronize$|^(?:cuda|hip)DeviceSynchronize$"),
-        ("copy to the host", r"^aten::(?:_to_copy|copy_)$|method (?:cpu|tolist|numpy) of"),
+        (COPY_TO_HOST, r"^aten::(?:_to_copy|copy_)$|method (?:cpu|tolist|numpy) of"),
     )
 )
 
 
-def waiting_code(names: Sequence[str]) -> str:
-    """Return what made the host wait for the GPU, as users write it; otherwise the innermost name."""
-    return next((words for words, pattern in _WAITING_CODE if any(map(pattern.search, names))), names[-1])
+def waiting_code(names: Sequence[str], *, to_gpu: bool = False) -> str:
+    """Return what made the host wait for the GPU, as users write it; otherwise the innermost name.
+
+    Operators copy in either direction: `to_gpu` says in which.
+    """
+    code = next((words for words, pattern in _WAITING_CODE if any(map(pattern.search, names))), names[-1])
+    return COPY_TO_GPU if to_gpu and code == COPY_TO_HOST else code

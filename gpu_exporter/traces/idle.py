@@ -134,7 +134,7 @@ def attribute(trace: Trace, events: DeviceEvents, busy: Intervals, stacks: Stack
     for thread in distinct(found.thread[found.call != UNKNOWN]).tolist():
         stacks.timeline(thread)  # fills in the stacks of its events
     totals: dict[tuple[TraceCause, int], int] = defaultdict(int)
-    for cause, stack, nanoseconds in (*_after_launch(found, stacks), *_until_launch(trace, found, stacks)):
+    for cause, stack, nanoseconds in (*_after_launch(trace, found, stacks), *_until_launch(trace, found, stacks)):
         totals[cause, stack] += nanoseconds
     return [Share(cause, stack, total) for (cause, stack), total in totals.items() if total > 0]
 
@@ -160,7 +160,7 @@ def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Laun
     return _Gaps(start, end, first.kind, call_start, call_end, thread, calls, wait)
 
 
-def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
+def _after_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
     """Yield the time between launch and start, that of gaps in which the host was not late, and that of no launch."""
     known = found.call != UNKNOWN
     whole = found.end - found.start
@@ -171,11 +171,16 @@ def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, in
     overhead = np.where((whole <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
     yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
     copies = found.kind == DeviceKind.COPY
-    waited = found.wait != UNKNOWN
+    # A launch that takes so long while the GPU is idle loads the kernel first. One of a graph may just be large.
+    graphs = [row for row, name in enumerate(trace.names) if "GraphLaunch" in name]
+    loading = known & ~copies & (overhead > LONGEST_LAUNCH_NS)
+    loading[loading] = ~np.isin(trace.host_events.name[found.call[loading]], graphs)
+    waited = (found.wait != UNKNOWN) & ~loading
     for chosen, cause, calls in (
+        (loading, TraceCause.COMPILATION, found.call),
         (waited, TraceCause.SYNCHRONISATION, found.wait),
         (~waited & copies, TraceCause.COPIES, found.call),
-        (~waited & ~copies, TraceCause.LAUNCH_OVERHEAD, found.call),
+        (~waited & ~copies & ~loading, TraceCause.LAUNCH_OVERHEAD, found.call),
     ):
         rows = np.flatnonzero(known & chosen)
         yield from _by_stack(cause, stacks, calls[rows], overhead[rows])
@@ -225,8 +230,10 @@ class UserWaits:
     code: str  # what waits there, such as .item()
 
 
-def user_waits(trace: Trace, shares: list[Share], stacks: Stacks, threads: Column, most: int) -> UserWaits | None:
-    """Return the waits that the user's code causes; None if there are none. `threads` launch for the GPU."""
+def user_waits(
+    trace: Trace, shares: list[Share], stacks: Stacks, events: DeviceEvents, calls: Column, most: int
+) -> UserWaits | None:
+    """Return the waits that the user's code causes; None if there are none. `calls` are the launches of the events."""
     chosen = [
         share
         for share in shares
@@ -237,6 +244,7 @@ def user_waits(trace: Trace, shares: list[Share], stacks: Stacks, threads: Colum
     frames = frames_of(chosen, stacks, most)
     if not frames:
         return None
+    threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
     rows = np.concatenate([synchronisations(trace, thread) for thread in threads.tolist()]).astype(np.int64)
     numbers, counts = np.unique(stacks.of_event[rows], return_counts=True)
     same = [
@@ -246,7 +254,23 @@ def user_waits(trace: Trace, shares: list[Share], stacks: Stacks, threads: Colum
     ]
     stack = max(same)[1] if same else max(chosen, key=lambda share: share.nanoseconds).stack
     total = sum(share.nanoseconds for share in chosen)
-    return UserWaits(total, frames, sum(count for count, _ in same), waiting_code(stacks.names(stack)))
+    to_gpu = _follow_copies_to_gpu(trace, events, calls, rows[stacks.of_event[rows] == stack])
+    return UserWaits(total, frames, sum(count for count, _ in same), waiting_code(stacks.names(stack), to_gpu=to_gpu))
+
+
+def _follow_copies_to_gpu(trace: Trace, events: DeviceEvents, calls: Column, waits: Column) -> bool:
+    """Return whether the last thing that a thread launched before most of its waits was a copy to the GPU."""
+    host = trace.host_events
+    copies = np.isin(events.name, [row for row, name in enumerate(trace.names) if "HtoD" in name])
+    followed = 0
+    for thread in distinct(host.thread[waits]).tolist():
+        launched = np.flatnonzero((calls != UNKNOWN) & (host.thread[calls] == thread))
+        launched = launched[np.argsort(host.start[calls[launched]], kind="stable")]
+        last = (
+            np.searchsorted(host.start[calls[launched]], host.start[waits[host.thread[waits] == thread]], "right") - 1
+        )
+        followed += int(copies[launched[last[last >= 0]]].sum())
+    return followed * 2 > len(waits)
 
 
 def _user_frame(stacks: Stacks, stack: int) -> str:

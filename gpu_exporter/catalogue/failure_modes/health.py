@@ -775,7 +775,7 @@ MODES = (
         ),
         keep=30 * MINUTE,
         explains=slows_down("GpuNvlinkImbalance"),
-        meaning="Place an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
+        meaning="Within an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
         "once, or saw more than ten CRC errors.",
         impact="Collectives lose the time of the repeated transmissions, and a recovery stops the link for a moment. "
         "Programs do not fail yet.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from gpu_exporter.cli.main import unexpected
@@ -25,3 +28,10 @@ from gpu_exporter.cli.main import unexpected
 def test_an_unforeseen_error_is_one_line(error: Exception, line: str) -> None:
     assert unexpected(error).startswith(line)
     assert "\n" not in unexpected(error)
+
+
+def test_closed_standard_output_is_no_error() -> None:
+    """As under some daemons: what nobody reads is not written."""
+    command = ["sh", "-c", 'exec "$0" -m gpu_exporter metrics xid >&-', sys.executable]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -104,6 +104,41 @@ def test_since_stays_while_nothing_changes() -> None:
     assert dict(watch.current.since) == first
 
 
+def test_errors_are_counted_for_as_long_as_their_alert_counts_them() -> None:
+    """Their growth in twenty seconds says little: the mode is not judged until it is too large, or an hour has gone."""
+    watch = Watch()
+
+    def after(seconds: int, errors: float) -> tuple[bool, bool]:
+        values = {**profiles.GEMM, m.NVLINK_REPLAY: errors, m.NVLINK_RECOVERY: 0.0, m.NVLINK_CRC: 0.0}
+        watched(snapshots([values], begin=1000.0 + seconds, number=2), watch)
+        found = watch.current.diagnoses[device(0)]
+        return "GpuNvlinkErrors" in {match.mode.name for match in found.matches}, "GpuNvlinkErrors" in found.unknown
+
+    assert after(0, 5.0) == (False, True)
+    assert [after(30 * n, 5.0 + n) for n in range(1, 11)] == [(False, True)] * 10
+    assert after(330, 16.0) == (True, False)
+    assert {after(330 + 30 * n, 16.0) for n in range(1, 109)} == {(True, False)}
+    assert [after(3600 + 30 * n, 16.0) for n in range(12)][-1] == (False, False)
+
+
+def test_a_straggler_is_found_beside_a_gpu_that_has_not_answered_since_the_start() -> None:
+    """The job has begun without it."""
+    ranks = [profiles.STARVED, *[profiles.OF_STARVED] * 2, {}]
+    taken = [
+        replace(
+            each,
+            samples=tuple(
+                Sample(of.series, 0.0) if of.series.metric is m.UP and of.series.gpu is GPUS[3] else of
+                for of in each.samples
+            ),
+        )
+        for each in snapshots(ranks)
+    ]
+    found = watched(taken).current.diagnoses
+    assert found[device(3)].is_down
+    assert "GpuStragglerStarved" in {match.mode.name for match in found[device(0)].matches}
+
+
 def test_who_waits_for_whom() -> None:
     """The others wait for a starved rank. Without a job, nobody is compared."""
     ranks = {

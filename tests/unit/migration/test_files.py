@@ -32,6 +32,9 @@ groups:
         annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
+      - alert: Gone
+        expr: count({__name__=~"nvidia_smi_.*"}) == 0
+        annotations: {summary: "{{ $labels.uuid }}"}
 """
 MIGRATED = """\
 # Mine.
@@ -54,6 +57,11 @@ groups:
         annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
+      - alert: Gone
+        expr: |-
+          # not rewritten: selects series by a regular expression of their names
+          count({__name__=~"nvidia_smi_.*"}) == 0
+        annotations: {summary: "{{ $labels.uuid }}"}
 """
 
 
@@ -62,9 +70,46 @@ def test_rules_are_rewritten_in_place() -> None:
     migration = Migration()
 
     assert migration.migrate(RULES) == MIGRATED
-    assert (migration.rewritten, migration.refused) == (3, 1)
-    assert migration.problems == [("nvidia_smi_compute_mode == 2", ("nvidia_smi_compute_mode has no counterpart",))]
+    assert (migration.rewritten, migration.refused) == (3, 2)
+    assert migration.problems == [
+        ("nvidia_smi_compute_mode == 2", ("nvidia_smi_compute_mode has no counterpart",)),
+        (
+            'count({__name__=~"nvidia_smi_.*"}) == 0',
+            ("selects series by a regular expression of their names",),
+        ),
+    ]
     assert yaml.safe_load(MIGRATED)["groups"][0]["rules"][1]["record"] == "util"
+
+
+def test_what_reads_a_recorded_series_uses_the_new_names_of_its_labels() -> None:
+    """Also by way of another rule, and before it is recorded. A recorded series keeps the labels that it had."""
+    content = """\
+groups:
+  - name: gpus
+    rules:
+      - alert: Idle
+        expr: util:1h{uuid!="1-2"} < 0.1
+        annotations: {summary: "{{ $labels.uuid }}"}
+      - record: util:1h
+        expr: avg_over_time(util[1h])
+      - record: util
+        expr: nvidia_smi_utilization_gpu_ratio
+      - record: info
+        expr: nvidia_smi_gpu_info
+      - record: mode
+        expr: nvidia_smi_compute_mode
+      - alert: Mode
+        expr: mode{uuid="1"} == 2
+"""
+    rules = yaml.safe_load(Migration().migrate(content))["groups"][0]["rules"]
+    assert rules[0]["expr"] == 'util:1h{UUID!="GPU-1-2"} < 0.1'
+    assert rules[0]["annotations"] == {"summary": "{{ $labels.UUID }}"}
+    assert [rule["expr"] for rule in rules[1:3]] == [
+        "avg_over_time(util[1h])",
+        "max by (UUID, instance, job) (DCGM_FI_DEV_GPU_UTIL) / 100",
+    ]
+    assert rules[3]["expr"].startswith("max by (UUID, model, ")
+    assert rules[5]["expr"] == 'mode{uuid="1"} == 2'
 
 
 def variable(query: str, regex: str = "") -> Mapping[str, Any]:

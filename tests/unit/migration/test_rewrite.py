@@ -37,7 +37,19 @@ SELECTED = 'UUID="$gpu", instance="$node"'
         ('nvidia_smi_pstate{uuid!=""}', 'DCGM_FI_DEV_PSTATE{UUID!=""}'),
         ('gpu_utilization_Percentage{uuid="GPU-1"}', 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-1"}'),
         ("avg by(hostname,devicename) (gpu_power_usage_W)", "avg by (Hostname, modelName) (DCGM_FI_DEV_POWER_USAGE)"),
-        ("sum(nvidia_smi_pstate) without(uuid)", "sum(DCGM_FI_DEV_PSTATE) without (UUID)"),
+        # `without` keeps the labels that the other exporter did not have, too: one sum for each GPU.
+        (
+            "sum(nvidia_smi_pstate) without(uuid)",
+            "sum(max by (UUID, instance, job) (DCGM_FI_DEV_PSTATE)) without (UUID)",
+        ),
+        (
+            "sum without(uuid) (nvidia_smi_utilization_gpu_ratio)",
+            "sum without (UUID) ((max by (UUID, instance, job) (DCGM_FI_DEV_GPU_UTIL) / 100))",
+        ),
+        (
+            "avg without(uuid) (avg_over_time(nvidia_smi_pstate[5m]))",
+            "avg without (UUID) (max by (UUID, instance, job) (avg_over_time(DCGM_FI_DEV_PSTATE[5m])))",
+        ),
         (
             'label_replace(nvidia_smi_gpu_info, "short", "$1", "uuid", "(.{8}).*")',
             'label_replace(gpu_info, "short", "$1", "UUID", "(.{8}).*")',

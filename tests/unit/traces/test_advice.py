@@ -45,7 +45,7 @@ IDLE: dict[str, tuple[SyntheticTrace, str, str]] = {
     "late launches": (_idle("train.py(3): main"), "cuda_graphs", "The host launches kernels more slowly"),
     "late launches of graphs": (_idle(launch="cudaGraphLaunch", gap=5), "cuda_graphs", "The GPU waits between"),
     "a checkpoint": (_idle("train.py(3): save_checkpoint"), "checkpoint", "Write checkpoints in the background"),
-    "compilation": (_idle("cuModuleLoadData"), "compilation", "Code is compiled in the traced steps"),
+    "compilation": (_idle("cuModuleLoadData"), "compilation", "Code is compiled or loaded in the traced steps"),
     "garbage": (_idle("<built-in function collect>"), "garbage_collection", "Call gc.freeze()"),
     "other code": (_idle("train.py(3): main", gap=2000), "python", "Move this code of the host"),
 }  # fmt: skip
@@ -70,6 +70,24 @@ def test_a_wait_for_the_gpu(tmp_path: Path) -> None:
     assert found.kind == "synchronisation"
     assert found.saving_seconds == pytest.approx(500 * US)
     assert found.text.startswith("The host waits for the GPU in the loop")
+
+
+@pytest.mark.parametrize(
+    ("copy", "words"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "1 x copy to the GPU per step: use pin_memory=True"),
+        ("Memcpy DtoH (Device -> Pageable)", "1 x copy to the host per step: copy into pinned memory"),
+    ],
+)
+def test_the_direction_of_a_copy_that_waits(tmp_path: Path, copy: str, words: str) -> None:
+    """The same operator and calls copy in both."""
+    trace = SyntheticTrace()
+    trace.step(1, -100, 900)
+    trace.host("aten::copy_", -30, 150, "cpu_op")
+    trace.device(0, 100, copy, category="gpu_memcpy", correlation=trace.launch(-20, name="cudaMemcpyAsync"))
+    trace.host("cudaStreamSynchronize", 10, 92, "cuda_runtime")
+    trace.device(600, 100, launched=590)
+    assert words in _advice(tmp_path, trace)["synchronisation"].text
 
 
 def _kernels(*rows: tuple[str, float, float, int], blocks: int = 1320, multiprocessors: int = 132) -> SyntheticTrace:

@@ -64,6 +64,13 @@ def _unlaunched() -> SyntheticTrace:
     return trace
 
 
+def _graph() -> SyntheticTrace:
+    trace = SyntheticTrace()
+    trace.device(0, 100, launched=-20)
+    trace.device(6200, 100, correlation=trace.launch(140, 6050, "cudaGraphLaunch"))
+    return trace
+
+
 CASES: dict[str, tuple[SyntheticTrace, Causes]] = {
     # The work was launched before the gap began.
     "launched long before": (_gap(50, 10), {"dependency": 50}),
@@ -97,6 +104,13 @@ CASES: dict[str, tuple[SyntheticTrace, Causes]] = {
     "launched by a thread without any other event, in no time": (
         _gap(500, 600, call=0, thread=AUTOGRAD), {"launch_overhead": 500}
     ),
+    # The first launch of a kernel loads it.
+    "a launch of a millisecond": (_gap(1000, 100, 1000), {"launch_overhead": 1000}),
+    "a launch that takes longer": (_gap(6100, 140, 6050), {"launch_overhead": 40, "compilation": 6060}),
+    "a launch that takes longer, after a wait": (
+        _gap(6100, 140, 6050, host=_sync((10, 102))), {"synchronisation": 40, "compilation": 6060}
+    ),
+    "a large graph": (_graph(), {"launch_overhead": 6100}),
     "copies": (_gap(50, 90, 60, name=COPY, category="gpu_memcpy"), {"copies": 50}),
     # A wait that leaves the GPU without work causes what follows.
     "a wait": (_gap(500, 595, host=_sync((10, 102))), {"synchronisation": 500}),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces import chunks, content
+from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.columns import integers
 from gpu_exporter.traces.model import UNKNOWN, DeviceKind, DeviceProperties, Distributed, HostKind, Trace
 from gpu_exporter.traces.reader import read
@@ -322,6 +323,19 @@ def test_events_launched_before_the_trace_are_dropped_and_counted(tmp_path: Path
     assert len(trace.device_events) == 7
 
 
+def test_work_launched_before_the_trace_is_no_idle_time_of_what_runs_beside_it(tmp_path: Path) -> None:
+    """A stream that lags behind runs it after work of other streams that was launched in the trace."""
+    trace = SyntheticTrace()
+    trace.device(0, 10, correlation=987651)
+    for start in (10, 50):
+        trace.device(start, 10)
+    trace.device(20, 30, correlation=987654, stream=9)
+    found = _read(tmp_path, json.dumps(trace.content()).encode())
+    assert found.dropped == {"launched before the trace began": 1}
+    (rank,) = analyze([found]).ranks
+    assert (rank.busy_ratio, rank.kernels) == (1.0, 3)
+
+
 def test_without_any_launches_all_gpu_events_are_kept(tmp_path: Path) -> None:
     example = SyntheticTrace()
     for number in range(4):
@@ -349,7 +363,7 @@ def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
 def test_gpu_events_without_launches_are_kept_if_most_have_none(tmp_path: Path, unlaunched: int) -> None:
     """The writer left out launches then."""
     example = SyntheticTrace()
-    example.device(0, 5)
+    example.device(300, 5)
     for number in range(unlaunched):
         example.device(100 * number, 5, correlation=number + 50)
     trace = read(example.write(tmp_path / "t.json"))
