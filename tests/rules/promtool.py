@@ -138,9 +138,7 @@ class Together:
         """Return it in promtool's format."""
         tests = {case.name: case.rendered() for case in self.cases}
         assert len(tests) == len(self.cases), "two cases have the same name"
-        assert not any(test.get("alert_rule_test") for test in tests.values()), (
-            "alerts of all clusters are compared"
-        )
+        assert not any(test.get("alert_rule_test") for test in tests.values()), "alerts of all clusters are compared"
         (interval,) = {test["interval"] for test in tests.values()}
         series, expected = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
         for name, test in tests.items():
