@@ -150,9 +150,7 @@ def test_memory_that_fills(tmp_path: Path) -> None:
 # --- 2: stragglers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("watts", "severity"), [(560.0, "warning"), (690.0, "info")])
-def test_an_uneven_job_with_checkpoints(tmp_path: Path, watts: float, severity: str) -> None:
-    """One alert for the whole job, not one after each checkpoint; at the power cap it is only info."""
+def uneven_job(watts: float, severity: str) -> Story:
     made, gpus = fleet(4, gpus=2)
     slow: Values = {**BOARD, **p.SLOW, m.POWER: watts, m.POWER_INSTANT: watts}
     for number, (gpu, values) in enumerate(zip(gpus, (slow, {**BOARD, **p.OF_SLOW}), strict=True)):
@@ -165,7 +163,13 @@ def test_an_uneven_job_with_checkpoints(tmp_path: Path, watts: float, severity: 
             ]
             place = gpu.put(place, parts)
     found = [("GpuStragglerSlow", severity, "0")]
-    tell(tmp_path, Story(made, {1: [], 8: [], **{5 * n: found for n in range(3, 48)}}, ("GpuStragglerSlow",)))
+    expected: Mapping[float, Sequence[Alert]] = {1: [], 8: [], **{5 * n: found for n in range(3, 48)}}
+    return Story(made, expected, ("GpuStragglerSlow",), name=f"{watts:.0f} W")
+
+
+def test_an_uneven_job_with_checkpoints(tmp_path: Path) -> None:
+    """One alert for the whole job, not one after each checkpoint; at the power cap it is only info."""
+    tell(tmp_path, uneven_job(560.0, "warning"), uneven_job(690.0, "info"))
 
 
 # --- 3 and 4: clocks and XIDs ----------------------------------------------------------------------------------------
