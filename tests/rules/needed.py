@@ -49,7 +49,7 @@ def write_read(rules: Sequence[Path], target: Path, expressions: Sequence[str], 
     selectors = [_MATCHER.findall(matchers) for matchers in set(_ALERTS.findall(text))]
 
     def is_read(rule: Rule) -> bool:
-        if "{__name__" in text:
+        if "__name__" in text:
             return True
         if "alert" in rule:
             has = {"alertname": rule["alert"], "domain": rule["labels"]["domain"]}

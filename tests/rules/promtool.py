@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import promql_parser
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
@@ -22,6 +25,8 @@ RULES = sorted((ROOT / "alerts").glob("*.yaml"))
 BY_NAME = {mode.name: mode for mode in MODES}
 # The interval of what lasts for hours; only with `--long` that of the committed groups.
 COARSE = "1m" if is_long() else "2m"
+# A brace, or a string that may have some.
+BRACE = re.compile(r'"(?:[^"\\]|\\.)*"|\{')
 WHAT = "alertname, node, gpu, severity, domain, action"
 
 Sample = tuple[Mapping[str, str], float]
@@ -110,6 +115,47 @@ def check(
     with ThreadPoolExecutor(2) as pool:
         failures = [failure for failure in pool.map(_run, runs) if failure]
     assert not failures, "\n\n".join(failures)
+
+
+def check_together(
+    folder: Path, cases: Iterable[Rendered], rules: Sequence[Path] | None = None, interval: str = "1m"
+) -> None:
+    """Check cases as one, each in a cluster of its own: rules take most of the time, with or without series.
+
+    A failure shows the name of the case as the cluster of its expression. No alert may be without a cluster.
+    """
+    check(folder, [Together(tuple(cases))], rules=rules, interval=interval)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Cases of any length as one test, each in the cluster of its name."""
+
+    cases: Sequence[Rendered]
+    name: str = "together"
+
+    def rendered(self) -> Mapping[str, Any]:
+        """Return it in promtool's format."""
+        tests = {case.name: case.rendered() for case in self.cases}
+        assert len(tests) == len(self.cases), "two cases have the same name"
+        assert not any(test.get("alert_rule_test") for test in tests.values()), "alerts of all clusters are compared"
+        (interval,) = {test["interval"] for test in tests.values()}
+        series, expected = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
+        for name, test in tests.items():
+            own = f'{{cluster="{name}",'
+            series += [{**each, "series": each["series"].replace("{", own, 1)} for each in test["input_series"]]
+            expected += [{**each, "expr": _in_cluster(each["expr"], own)} for each in test["promql_expr_test"]]
+        last = max(expected, key=lambda each: int(each["eval_time"].removesuffix("s")))
+        nowhere = {"expr": 'last_over_time(ALERTS{cluster=""}[1d])', "eval_time": last["eval_time"], "exp_samples": []}
+        return {"interval": interval, "input_series": series, "promql_expr_test": [*expected, nowhere]}
+
+
+def _in_cluster(expression: str, begin: str) -> str:
+    """Return an expression whose selectors begin so, and whose results have no cluster."""
+    # As the parser writes it, each selector has braces.
+    text = str(promql_parser.parse(expression))
+    inner = BRACE.sub(lambda found: begin if found[0] == "{" else found[0], text)
+    return f'label_replace({inner}, "cluster", "", "cluster", ".*")'
 
 
 def _write_read(rules: Sequence[Path], target: Path, test: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from tests.operation.encode import series
 from tests.operation.fleet import HOUR, Fleet, Timeline, steps
 from tests.operation.loads import BOARD, IDLE, RESERVED, TOTAL, Values, growing, memory
 from tests.rules.needed import write_needed
-from tests.rules.promtool import COARSE, check
+from tests.rules.promtool import COARSE, Together, check
 from tests.rules.series import Generation, Stretch, rank, selector
 from tests.rules.shapes import STEP, Integral, notation
 from tests.support.tools import is_long
@@ -56,10 +56,10 @@ def _sample(alert: Alert) -> Mapping[str, Any]:
 
 
 def tell(folder: Path, *stories: Story, interval: str = "1m") -> None:
-    """Check stories with the rules that their alerts need."""
+    """Check stories with the rules that their alerts need; several are one test, and have different names."""
     rules = folder / "needed.yaml"
     write_needed(ROOT / "alerts", rules, {name for story in stories for name in story.alerts})
-    check(folder, stories, rules=[rules], interval=interval)
+    check(folder, stories if len(stories) == 1 else [Together(stories)], rules=[rules], interval=interval)
 
 
 def every(minutes: float, until: float, alerts: Sequence[Alert] = ()) -> Mapping[float, Sequence[Alert]]:
@@ -79,9 +79,11 @@ def always(values: Values) -> Sequence[Stretch]:
 # --- 1: predictions --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("generation", [OURS, DCGM], ids=lambda each: each.value)
-def test_an_allocator_that_fills_the_memory(tmp_path: Path, generation: Generation) -> None:
-    """It grows ever more slowly for an hour and a half after the start; nothing is predicted."""
+PREDICTED = "GpuMemoryExhaustionPredicted"
+
+
+def allocator(generation: Generation) -> Story:
+    """An allocator fills the memory ever more slowly for an hour and a half after the start; nothing is predicted."""
     made, (gpu,) = fleet(4, generation)
     place, used = gpu.put(0, [Stretch(steps(30), IDLE, owner={})]), LOADING_MIB
     for minutes, until in FILLS:
@@ -90,7 +92,7 @@ def test_an_allocator_that_fills_the_memory(tmp_path: Path, generation: Generati
         )
         used = until
     gpu.put(place, [Stretch(4 * HOUR, {**WORKS, **memory(used)}, owner=rank("job"))])
-    tell(tmp_path, Story(made, every(5, 235), ("GpuMemoryExhaustionPredicted",)))
+    return Story(made, every(5, 235), (PREDICTED,), name=f"allocator, {generation.value}")
 
 
 # If a leak fills the memory from a fifth within so many minutes, the alert comes before it is full: by less than the
@@ -98,9 +100,8 @@ def test_an_allocator_that_fills_the_memory(tmp_path: Path, generation: Generati
 LEAKS = {60: (30, 10), 90: (45, 25), 150: (62, 50), 180: (62, 55), 300: (62, 55), 600: (62, 55)}
 
 
-@pytest.mark.parametrize("minutes", LEAKS)
-def test_a_leak_is_predicted_an_hour_before_the_memory_is_full(tmp_path: Path, minutes: int) -> None:
-    """As the alert says; a fast one as soon as it can be told from a step."""
+def leak(minutes: int) -> Story:
+    """A leak is predicted an hour before the memory is full; a fast one as soon as it can be told from a step."""
     before, (early, late) = 120, LEAKS[minutes]
     made, (gpu,) = fleet((before + minutes) / 60)
     assert isinstance(TOTAL, float)
@@ -108,13 +109,12 @@ def test_a_leak_is_predicted_an_hour_before_the_memory_is_full(tmp_path: Path, m
     used = 0.2 * full
     place = gpu.put(0, [Stretch(steps(before), {**WORKS, **memory(used)}, owner=rank("job"))])
     gpu.put(place, [Stretch(steps(minutes), {**WORKS, **growing(used, full, minutes * 60)}, owner=rank("job"))])
-    leak, end = [("GpuMemoryExhaustionPredicted", "warning", "0")], before + minutes
-    expected: Mapping[float, Sequence[Alert]] = {end - early: [], end - late: leak, end - 1: leak}
-    tell(tmp_path, Story(made, expected, ("GpuMemoryExhaustionPredicted",)))
+    fires, end = [(PREDICTED, "warning", "0")], before + minutes
+    expected: Mapping[float, Sequence[Alert]] = {end - early: [], end - late: fires, end - 1: fires}
+    return Story(made, expected, (PREDICTED,), name=f"leak of {minutes} min")
 
 
-@pytest.mark.parametrize("minutes", [10, 20, 30, 45])
-def test_a_start_that_fills_the_memory_for_long(tmp_path: Path, minutes: int) -> None:
+def long_start(minutes: int) -> Story:
     """A program that loads for long is no leak, and one that grows step by step is none either."""
     made, (gpu,) = fleet(5)
     place = gpu.put(0, [Stretch(steps(90), IDLE, owner={})])
@@ -123,25 +123,34 @@ def test_a_start_that_fills_the_memory_for_long(tmp_path: Path, minutes: int) ->
         Stretch(5 * HOUR, {**WORKS, **memory(132_000.0)}, owner=rank("job")),
     ]
     gpu.put(place, start)
-    tell(tmp_path, Story(made, every(5, 295), ("GpuMemoryExhaustionPredicted",)))
+    return Story(made, every(5, 295), (PREDICTED,), name=f"start of {minutes} min")
 
 
-@pytest.mark.parametrize(("low", "high"), [(40_000.0, 110_000.0), (90_000.0, 130_000.0), (20_000.0, 138_000.0)])
-def test_a_running_program_that_needs_more_memory(tmp_path: Path, low: float, high: float) -> None:
-    """A larger batch or an evaluation is a step, not a trend."""
+def larger_batch(low: float, high: float) -> Story:
+    """A running program that needs more memory, for a larger batch or an evaluation, is a step, not a trend."""
     made, (gpu,) = fleet(5)
     place = gpu.put(0, [Stretch(2 * HOUR, {**WORKS, **memory(low)}, owner=rank("job"))])
     for used in (high, low, high):
         place = gpu.put(place, [Stretch(HOUR, {**WORKS, **memory(used)}, owner=rank("job"))])
-    tell(tmp_path, Story(made, every(5, 295), ("GpuMemoryExhaustionPredicted",)))
+    return Story(made, every(5, 295), (PREDICTED,), name=f"from {low:.0f} to {high:.0f} MiB")
+
+
+def test_memory_that_fills(tmp_path: Path) -> None:
+    stories = (
+        *map(allocator, (OURS, DCGM)),
+        *map(leak, LEAKS),
+        *map(long_start, (10, 20, 30, 45)),
+        larger_batch(40_000.0, 110_000.0),
+        larger_batch(90_000.0, 130_000.0),
+        larger_batch(20_000.0, 138_000.0),
+    )
+    tell(tmp_path, *stories)
 
 
 # --- 2: stragglers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("watts", "severity"), [(560.0, "warning"), (690.0, "info")])
-def test_an_uneven_job_with_checkpoints(tmp_path: Path, watts: float, severity: str) -> None:
-    """One alert for the whole job, not one after each checkpoint; at the power cap it is only info."""
+def uneven_job(watts: float, severity: str) -> Story:
     made, gpus = fleet(4, gpus=2)
     slow: Values = {**BOARD, **p.SLOW, m.POWER: watts, m.POWER_INSTANT: watts}
     for number, (gpu, values) in enumerate(zip(gpus, (slow, {**BOARD, **p.OF_SLOW}), strict=True)):
@@ -154,7 +163,13 @@ def test_an_uneven_job_with_checkpoints(tmp_path: Path, watts: float, severity: 
             ]
             place = gpu.put(place, parts)
     found = [("GpuStragglerSlow", severity, "0")]
-    tell(tmp_path, Story(made, {1: [], 8: [], **{5 * n: found for n in range(3, 48)}}, ("GpuStragglerSlow",)))
+    expected: Mapping[float, Sequence[Alert]] = {1: [], 8: [], **{5 * n: found for n in range(3, 48)}}
+    return Story(made, expected, ("GpuStragglerSlow",), name=f"{watts:.0f} W")
+
+
+def test_an_uneven_job_with_checkpoints(tmp_path: Path) -> None:
+    """One alert for the whole job, not one after each checkpoint; at the power cap it is only info."""
+    tell(tmp_path, uneven_job(560.0, "warning"), uneven_job(690.0, "info"))
 
 
 # --- 3 and 4: clocks and XIDs ----------------------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from gpu_exporter.catalogue import metrics as m
-from tests.rules.promtool import Case, Expect, check
+from tests.rules.promtool import Case, Expect, check_together
 from tests.rules.series import Device, minutes
 from tests.rules.shapes import STEP
 
@@ -22,19 +21,18 @@ def lookup_up(node: str, source: str, *stretches: tuple[float, int]) -> dict[str
     return {"series": f"{m.ATTRIBUTION_UP.name}{labels}", "values": values}
 
 
-@pytest.mark.parametrize(
-    ("stretches", "fires"),
-    [
-        ([(LONG, 0)], True),
-        ([(LONG, 1)], False),
-        ([(LONG - 8, 1), (8, 0)], True),
-        ([(LONG - 4, 1), (4, 0)], False),
-        ([(LONG - 12, 1), (3, 0), (6, 1), (3, 0)], False),
-    ],
-    ids=["never answered", "answers", "stopped", "a restart", "two restarts"],
-)
-def test_lookup_that_does_not_answer(tmp_path: Path, stretches: list[tuple[float, int]], fires: bool) -> None:
-    """It fires after five minutes with the node's name, but not for another lookup or node."""
+# The stretches of a lookup, and whether the alert fires: after five minutes.
+STORIES: Mapping[str, tuple[Sequence[tuple[float, int]], bool]] = {
+    "never answered": ([(LONG, 0)], True),
+    "answers": ([(LONG, 1)], False),
+    "stopped": ([(LONG - 8, 1), (8, 0)], True),
+    "a restart": ([(LONG - 4, 1), (4, 0)], False),
+    "two restarts": ([(LONG - 12, 1), (3, 0), (6, 1), (3, 0)], False),
+}
+
+
+def lookups(name: str, stretches: Sequence[tuple[float, int]], *, fires: bool) -> Case:
+    """Expect the alert with the node's name, but not for another lookup or node."""
     devices = [Device(node, gpu, [minutes(LONG)]) for node in ("a", "b") for gpu in range(2)]
     more = [
         lookup_up("a", "kubelet", *stretches),
@@ -43,13 +41,16 @@ def test_lookup_that_does_not_answer(tmp_path: Path, stretches: list[tuple[float
     ]
     blamed = {"node": "a", "instance": "a:9400", "source": "kubelet", "severity": "warning"}
     others = Expect('count(ALERTS{alertname!="GpuAttributionDown", alertstate="firing"})')
-    check(tmp_path, [Case("lookups", devices, [Expect(FIRES, [(blamed, 1.0)] if fires else []), others], more=more)])
+    return Case(name, devices, [Expect(FIRES, [(blamed, 1.0)] if fires else []), others], more=more)
 
 
-def test_an_exporter_without_gpus(tmp_path: Path) -> None:
-    """The alert fires, without the name of the node."""
+def without_gpus() -> Case:
+    """Expect the alert without the name of the node."""
     blamed = {"instance": "c:9400", "source": "kubelet", "severity": "warning"}
     devices = [Device("a", 0, [minutes(LONG)])]
-    check(
-        tmp_path, [Case("none", devices, [Expect(FIRES, [(blamed, 1.0)])], more=[lookup_up("c", "kubelet", (LONG, 0))])]
-    )
+    return Case("no GPUs", devices, [Expect(FIRES, [(blamed, 1.0)])], more=[lookup_up("c", "kubelet", (LONG, 0))])
+
+
+def test_lookup_that_does_not_answer(tmp_path: Path) -> None:
+    stories = [lookups(name, stretches, fires=fires) for name, (stretches, fires) in STORIES.items()]
+    check_together(tmp_path, [*stories, without_gpus()])

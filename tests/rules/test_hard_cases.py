@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from gpu_exporter.alerting import boards
 from gpu_exporter.alerting.alert_texts import RELATIVE
@@ -14,7 +16,18 @@ from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.signal import DEVICE_INFO, Signal
 from gpu_exporter.model.metric import Metric
-from tests.rules.promtool import BY_NAME, COARSE, Case, Expect, check, firing, never_fired, no_other_node, now_firing
+from tests.rules.promtool import (
+    BY_NAME,
+    COARSE,
+    Case,
+    Expect,
+    check,
+    check_together,
+    firing,
+    never_fired,
+    no_other_node,
+    now_firing,
+)
 from tests.rules.series import Device, Generation, Stretch, minutes, rank
 from tests.rules.shapes import Shape
 from tests.rules.test_modes import available
@@ -39,13 +52,7 @@ def node(name: str, stories: Sequence[Sequence[Stretch]], generation: Generation
     return [Device(name, gpu, story, generation, rank(job, gpu) if job else {}) for gpu, story in enumerate(stories)]
 
 
-def quiet(folder: Path, cases: Mapping[str, Sequence[Device]], found: Iterable[Expect] = ()) -> None:
-    """Check that no alert fires at any time on any of these devices."""
-    expected = [*found, no_other_node(["-"])]
-    check(folder, [Case("quiet", [each for devices in cases.values() for each in devices], expected)])
-
-
-def test_healthy_gpus_fire_no_alert(tmp_path: Path) -> None:
+def healthy_gpus_fire_no_alert() -> Iterator[Case]:
     """Also during starts and reboots, with any exporter."""
     loading = {**on_board(p.TINY_KERNELS), m.FB_USED: Ramp(600.0, 400.0), m.FB_FREE: Ramp(143771.0 - 1215, -400.0)}
     full = {**on_board(p.BALANCED), m.FB_USED: 600.0 + 400 * 300, m.FB_FREE: 143771.0 - 1215 - 400 * 300}
@@ -60,10 +67,11 @@ def test_healthy_gpus_fire_no_alert(tmp_path: Path) -> None:
         for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9)
         for name, story in stories.items()
     }
-    quiet(tmp_path, cases)
+    devices = [each for own in cases.values() for each in own]
+    yield Case("quiet", devices, [no_other_node(["-"])])
 
 
-def test_lost_gpus(tmp_path: Path) -> None:
+def lost_gpus() -> Iterator[Case]:
     """One or all, also if the only sign is that dcgm-exporter's series are absent. No other GPU has an alert.
 
     On so many nodes at once, it is a fault of the fleet, too.
@@ -82,10 +90,10 @@ def test_lost_gpus(tmp_path: Path) -> None:
             found.append(never_fired(name, names))
     of_all = no_other_node({device.node for device in devices})
     found.append(replace(of_all, samples=firing("", ["GpuFleetFault"], [None])))
-    check(tmp_path, [Case("gone", devices, found)])
+    yield Case("gone", devices, found)
 
 
-def test_a_gpu_that_comes_back_is_no_longer_lost(tmp_path: Path) -> None:
+def a_gpu_that_comes_back_is_no_longer_lost() -> Iterator[Case]:
     story = [minutes(20), minutes(15, fault="lost"), minutes(25)]
     devices = node("back", [[minutes(60)], story], Generation.GPU_EXPORTER) + node(
         "also", [[minutes(60)], story], Generation.DCGM_4_9
@@ -93,7 +101,7 @@ def test_a_gpu_that_comes_back_is_no_longer_lost(tmp_path: Path) -> None:
     found = [now_firing(name, "", []) for name in ("back", "also")]
     fired = 'group by (node) (last_over_time(ALERTS{alertname="GpuLost", alertstate="firing"}[1d]))'
     found.append(Expect(fired, [({"node": "back"}, 1.0), ({"node": "also"}, 1.0)]))
-    check(tmp_path, [Case("back", devices, found)])
+    yield Case("back", devices, found)
 
 
 def parts(
@@ -121,7 +129,7 @@ def parts(
     return [*found, Device(name, 0, [minutes(length, whole)], generation)] if is_gpu_exporter else found
 
 
-def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
+def mig_instances_are_not_counted_twice() -> Iterator[Case]:
     devices, found = [], []
     for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9):
         name = f"mig-{generation.value}"
@@ -143,32 +151,27 @@ def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
             ),
             never_fired(name),
         ]
-    check(tmp_path, [Case("mig", devices, found)])
+    yield Case("mig", devices, found)
 
 
-def test_a_gpu_that_pods_share_has_no_owner(tmp_path: Path) -> None:
+def a_gpu_that_pods_share_has_no_owner() -> Iterator[Case]:
     """With time-slicing, dcgm-exporter exposes each series once per pod."""
     shared = [Device("shared", 0, [minutes(30)], Generation.DCGM_4_9, rank(job)) for job in ("alpha", "beta")]
     for signal in ("sm_active:ratio", "power:watts"):
-        check(
-            tmp_path,
+        yield Case(
+            signal,
+            shared,
             [
-                Case(
-                    signal,
-                    shared,
-                    [
-                        Expect(
-                            f"count by (node, gpu, pod, workload) (gpu:{signal})",
-                            [({"node": "shared", "gpu": "0"}, 1.0)],
-                        ),
-                        never_fired("shared"),
-                    ],
-                )
+                Expect(
+                    f"count by (node, gpu, pod, workload) (gpu:{signal})",
+                    [({"node": "shared", "gpu": "0"}, 1.0)],
+                ),
+                never_fired("shared"),
             ],
         )
 
 
-def test_jobs_that_are_uneven_by_design(tmp_path: Path) -> None:
+def jobs_that_are_uneven_by_design() -> Iterator[Case]:
     """Replicas of a service and tensor-parallel pairs with different load, stages of a pipeline."""
     waits = {**on_board(p.OF_SLOW)}
     pair = {**waits, m.NVLINK_TX: 6e9, m.NVLINK_RX: 6e9}
@@ -187,7 +190,7 @@ def test_jobs_that_are_uneven_by_design(tmp_path: Path) -> None:
             at = f"{name}-{generation.value}"
             devices += node(at, [[minutes(30, values)] for values in ranks], generation, job=at)
             found.append(Expect(f'ALERTS{{domain="distributed", node="{at}"}}'))
-    check(tmp_path, [Case("uneven", devices, found)])
+    yield Case("uneven", devices, found)
 
 
 def same(signal: Signal, devices: int) -> list[Expect]:
@@ -197,7 +200,7 @@ def same(signal: Signal, devices: int) -> list[Expect]:
     return [Expect(f"count by () ({name})", [({}, float(devices))]), Expect(spread, [({}, 1.0)])]
 
 
-def test_a_mixed_fleet_has_identical_signals(tmp_path: Path) -> None:
+def a_mixed_fleet_has_identical_signals() -> Iterator[Case]:
     rows = {**p.HEALTHY, m.RETIRED_PENDING: 0.0, m.FP64_ACTIVE: 0.125, m.INT_ACTIVE: 0.25, m.FP16_ACTIVE: 0.0625}
     engine = p.HEALTHY[m.GR_ENGINE_ACTIVE]
     assert isinstance(engine, float)
@@ -228,10 +231,10 @@ def test_a_mixed_fleet_has_identical_signals(tmp_path: Path) -> None:
     }
     identity = [({**labels, "node": each.node, "UUID": each.uuid}, 1.0) for each in devices]
     found.append(Expect(f"group by (node, UUID, gpu, modelName, namespace, pod, workload) ({DEVICE_INFO})", identity))
-    check(tmp_path, [Case("mixed", devices, found)])
+    yield Case("mixed", devices, found)
 
 
-def test_histograms_show_what_gauges_hide(tmp_path: Path) -> None:
+def histograms_show_what_gauges_hide() -> Iterator[Case]:
     """Swings and stalls that are faster than scrapes and in step with them fire only with histograms.
 
     Constant loads at the edge of two buckets are no swings.
@@ -258,10 +261,10 @@ def test_histograms_show_what_gauges_hide(tmp_path: Path) -> None:
                 devices.append(Device(at, 0, [minutes(60, values)], generation, full=full))
                 names = [mode] if mode and full else []
                 found += [now_firing(at, "", firing(at, names)), never_fired(at, names)]
-    check(tmp_path, [Case("hidden", devices, found)])
+    yield Case("hidden", devices, found)
 
 
-def test_two_exporters_side_by_side(tmp_path: Path) -> None:
+def two_exporters_side_by_side() -> Iterator[Case]:
     """Each GPU counts once; if values differ, gpu-exporter's are used."""
     own = Device("both", 0, [minutes(30)], Generation.GPU_EXPORTER, rank("train"))
     other = {**p.HEALTHY, m.SM_ACTIVE: 0.5, m.GR_ENGINE_ACTIVE: 0.5}
@@ -275,7 +278,7 @@ def test_two_exporters_side_by_side(tmp_path: Path) -> None:
         Expect("count by (node) (gpu:bottleneck:class)", [({"node": "both"}, 1.0)]),
         Expect("sum(node:gpus:count)", [({}, 1.0)]),
         Expect(
-            '{__name__=~"workload:gpus:count", workload="train"} * 1',
+            'workload:gpus:count{workload="train"} * 1',
             [({"namespace": "research", "workload": "train"}, 1.0)],
         ),
         never_fired("both"),
@@ -283,10 +286,10 @@ def test_two_exporters_side_by_side(tmp_path: Path) -> None:
     ]
     for generation in (Generation.DCGM_4_8_2, Generation.DCGM_4_9):
         differing = replace(own, generation=generation, story=[minutes(30, other)])
-        check(tmp_path, [Case(generation.value, [own, differing], found)])
+        yield Case(f"both-{generation.value}", [own, differing], found)
 
 
-def test_the_exporters_own_pod_is_no_owner(tmp_path: Path) -> None:
+def the_exporters_own_pod_is_no_owner() -> Iterator[Case]:
     """Without honorLabels, the owner is in exported_pod, and a free GPU has the exporter's own pod."""
     target = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p", "container": "exporter"}
     owner = {f"exported_{name}": value for name, value in rank("train", 3).items()}
@@ -297,10 +300,10 @@ def test_the_exporters_own_pod_is_no_owner(tmp_path: Path) -> None:
         Expect("count by (gpu, namespace, pod, workload) (gpu:sm_active:ratio)", [(owned, 1.0), ({"gpu": "1"}, 1.0)]),
         never_fired("plain"),
     ]
-    check(tmp_path, [Case("plain", [held, free], found)])
+    yield Case("plain", [held, free], found)
 
 
-def test_owners_that_are_no_pods(tmp_path: Path) -> None:
+def owners_that_are_no_pods() -> Iterator[Case]:
     """A Slurm job, also with the exporter's own pod on the series; a recording, which is one job; a label."""
     target = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p", "container": "exporter"}
     pod = {name: value for name, value in rank("x").items() if name != "container"}
@@ -314,10 +317,10 @@ def test_owners_that_are_no_pods(tmp_path: Path) -> None:
     whose = ({"workload": "4711"}, {"workload": "4712"}, {"workload": "replay"}, {"workload": "named", **pod})
     owned = [({"gpu": str(gpu), **owner}, 1.0) for gpu, owner in enumerate(whose)]
     found = [Expect("count by (gpu, namespace, pod, workload) (gpu:sm_active:ratio)", owned), never_fired("named")]
-    check(tmp_path, [Case("named", devices, found)])
+    yield Case("named", devices, found)
 
 
-def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None:
+def a_pod_change_changes_the_owner_and_nothing_else() -> Iterator[Case]:
     """Labelled series end and others begin; the GPU's activity continues without a gap or a duplicate."""
     devices, found = [], []
     for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9):
@@ -335,10 +338,10 @@ def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None
             Expect(f"max by (node) (count_over_time(({each} == 1)[30m:1m]))", [({"node": name}, 30.0)]),
             never_fired(name),
         ]
-    check(tmp_path, [Case("change", devices, found)])
+    yield Case("change", devices, found)
 
 
-def test_an_allocated_gpu_that_is_never_used(tmp_path: Path) -> None:
+def an_allocated_gpu_that_is_never_used() -> Iterator[Case]:
     """It holds no memory. Its pod or job, or one of several, must have had it for two hours: a pod may be starting."""
     idle, busy = minutes(150, IDLE), minutes(150)
     pod, other, job = rank("pod"), rank("other"), {"hpc_job": "4711"}
@@ -365,10 +368,10 @@ def test_an_allocated_gpu_that_is_never_used(tmp_path: Path) -> None:
         devices += parts(generation, node, IDLE, (pod, {}), 150)
         instances = f'count by (GPU_I_ID) (ALERTS{{node="{node}", alertname="GpuAllocatedIdle"}})'
         found += [Expect(instances, [({"GPU_I_ID": "1"}, 1.0)]), never_fired(node, ["GpuAllocatedIdle"])]
-    check(tmp_path, [Case("allocated", devices, found)], interval=COARSE)
+    yield Case("allocated", devices, found)
 
 
-def test_gpus_that_are_scraped_twice_count_once(tmp_path: Path) -> None:
+def gpus_that_are_scraped_twice_count_once() -> Iterator[Case]:
     """A rule that fails on a duplicate would lose the signals of the whole fleet."""
     old, new = ({"namespace": "monitoring", "pod": f"nvidia-dcgm-exporter-{pod}"} for pod in ("x7k2p", "b4zqd"))
     exported = {f"exported_{name}": value for name, value in rank("train").items()}
@@ -398,18 +401,18 @@ def test_gpus_that_are_scraped_twice_count_once(tmp_path: Path) -> None:
         found = [Expect(f"count by (UUID) ({name})", each) for name in ("gpu:sm_active:ratio", "gpu:bottleneck:class")]
         owned = [({"UUID": f"GPU-{name}-0", "workload": job}, 1.0) for name, job in OWNED.items()]
         found.append(Expect('count by (UUID, workload) (gpu:sm_active:ratio{workload!=""})', owned))
-        check(tmp_path, [Case(generation.value, [*devices, *parts], found)])
+        yield Case(f"twice-{generation.value}", [*devices, *parts], found)
 
 
-def test_copies_over_an_unknown_link_are_not_idle(tmp_path: Path) -> None:
+def copies_over_an_unknown_link_are_not_idle() -> Iterator[Case]:
     """dcgm-exporter's default fields have traffic, but neither lanes nor generation of the link."""
     values = {row: value for row, value in on_board(p.HOST_COPY).items() if row not in (m.PCIE_GEN, m.PCIE_WIDTH)}
     devices = [Device("copies", 0, [minutes(150, values)], Generation.DCGM_4_8_2)]
     found = [Expect("group by (class) (gpu:bottleneck:class)", [({"class": "mixed"}, 1.0)])]
-    check(tmp_path, [Case("copies", devices, [*found, never_fired("copies", ["GpuMemoryHoarded"])])])
+    yield Case("copies", devices, [*found, never_fired("copies", ["GpuMemoryHoarded"])])
 
 
-def test_failed_scrapes_do_not_resolve_alerts(tmp_path: Path) -> None:
+def failed_scrapes_do_not_resolve_alerts() -> Iterator[Case]:
     """After two failed scrapes, every series is stale and every condition unknown."""
     hidden = ["GpuFakeLoad", "GpuRowRemapPending"]
     sick = {**on_board(p.ONE_THREAD), m.REMAP_PENDING: 1.0}
@@ -421,7 +424,39 @@ def test_failed_scrapes_do_not_resolve_alerts(tmp_path: Path) -> None:
         )
         for name in hidden
     ]
-    check(tmp_path, [Case("fails", [Device("fails", 0, story, Generation.DCGM_4_9)], found)])
+    yield Case("fails", [Device("fails", 0, story, Generation.DCGM_4_9)], found)
+
+
+# Those that need all rules, for an hour at most or for two hours and a half, and those that need few.
+SHORT = (
+    healthy_gpus_fire_no_alert,
+    lost_gpus,
+    a_gpu_that_comes_back_is_no_longer_lost,
+    mig_instances_are_not_counted_twice,
+    a_gpu_that_pods_share_has_no_owner,
+    a_mixed_fleet_has_identical_signals,
+    histograms_show_what_gauges_hide,
+    two_exporters_side_by_side,
+    the_exporters_own_pod_is_no_owner,
+    owners_that_are_no_pods,
+    a_pod_change_changes_the_owner_and_nothing_else,
+    failed_scrapes_do_not_resolve_alerts,
+)
+LONG = (an_allocated_gpu_that_is_never_used, copies_over_an_unknown_link_are_not_idle)
+OF_FEW_RULES = (jobs_that_are_uneven_by_design, gpus_that_are_scraped_twice_count_once)
+
+
+def test_short_cases(tmp_path: Path) -> None:
+    check_together(tmp_path, [case for cases in SHORT for case in cases()])
+
+
+@pytest.mark.parametrize("cases", OF_FEW_RULES)
+def test_cases_of_few_rules(tmp_path: Path, cases: Callable[[], Iterator[Case]]) -> None:
+    check_together(tmp_path, cases())
+
+
+def test_long_cases(tmp_path: Path) -> None:
+    check_together(tmp_path, [case for cases in LONG for case in cases()], interval=COARSE)
 
 
 def test_annotations_of_an_alert_without_a_gpu(tmp_path: Path) -> None:

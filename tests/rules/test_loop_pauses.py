@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
 from tests import ROOT
-from tests.rules.promtool import Case, Expect, check
+from tests.rules.promtool import Case, Expect, check, check_together
 from tests.rules.series import Device, minutes, rank
 
 RULES = [ROOT / "alerts" / f"{name}.yaml" for name in ("recording", "distributed")]
@@ -30,16 +28,15 @@ def telemetry(name: str, ranks: Sequence[Values], said: Values) -> list[Device]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "alert"),
-    [
-        ([profiles.ABSENT, *[profiles.HANGING] * 3], "GpuCollectiveStall"),
-        ([profiles.STARVED, *[profiles.OF_STARVED] * 3], "GpuStragglerStarved"),
-        ([profiles.SLOW, *[profiles.OF_SLOW] * 3], "GpuStragglerSlow"),
-    ],
-    ids=["hang", "starved", "slow"],
-)
-def test_a_pause_excuses_what_gpus_show(tmp_path: Path, ranks: Sequence[Values], alert: str) -> None:
+# What ranks show, and its alert.
+SHOWN: Mapping[str, Sequence[Values]] = {
+    "GpuCollectiveStall": [profiles.ABSENT, *[profiles.HANGING] * 3],
+    "GpuStragglerStarved": [profiles.STARVED, *[profiles.OF_STARVED] * 3],
+    "GpuStragglerSlow": [profiles.SLOW, *[profiles.OF_SLOW] * 3],
+}
+
+
+def test_a_pause_excuses_what_gpus_show(tmp_path: Path) -> None:
     """An evaluation or a checkpoint of rank 0 alone. A loop that trains is no excuse, nor is a rare pause."""
     stories: Mapping[str, Values] = {
         "silent": {},
@@ -48,10 +45,13 @@ def test_a_pause_excuses_what_gpus_show(tmp_path: Path, ranks: Sequence[Values],
         "evaluates": {EVALUATES: Ramp(0, 1.0), SAVES: Ramp(0, 0.0)},
         "saves": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.4)},
     }
-    gpus = [gpu for name, said in stories.items() for gpu in telemetry(name, ranks, said)]
     named = f'group by (workload, alertname) (ALERTS{{alertstate="firing", alertname=~"{TELEMETRY}"}})'
-    found = [({"workload": name, "alertname": alert}, 1.0) for name in ("silent", "trains", "rarely")]
-    check(tmp_path, [Case("excused", gpus, [Expect(named, found)])], rules=RULES)
+    cases = []
+    for alert, ranks in SHOWN.items():
+        gpus = [gpu for name, said in stories.items() for gpu in telemetry(name, ranks, said)]
+        found = [({"workload": name, "alertname": alert}, 1.0) for name in ("silent", "trains", "rarely")]
+        cases.append(Case(alert, gpus, [Expect(named, found)]))
+    check_together(tmp_path, cases, rules=RULES)
 
 
 def test_a_pause_excuses_a_hang_for_an_hour(tmp_path: Path) -> None:

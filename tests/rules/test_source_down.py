@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from gpu_exporter.catalogue import metrics as m
-from tests.rules.promtool import Case, Expect, check
+from tests.rules.promtool import Case, Expect, check_together
 from tests.rules.series import Device, minutes
 from tests.rules.shapes import STEP
 
@@ -32,33 +31,25 @@ def devices(*stretches: tuple[float, int]) -> list[Device]:
 LOOP = [(1.0, 0), (0.5, 1)] * 14
 
 
-@pytest.mark.parametrize(
-    ("stretches", "fires"),
-    [
-        ([(LONG, 1)], False),
-        ([(LONG - 8, 1), (8, 0)], True),
-        ([(LONG - 5, 1), (0.5, 0), (4.5, 1)], False),
-        ([(LONG - 7, 1), (3, 0), (4, 1)], False),
-        ([(LONG - 21, 1), *LOOP], True),
-        ([(LONG - 21, 1), *((length, 1 - up) for length, up in LOOP)], False),
-    ],
-    ids=[
-        "works",
-        "killed",
-        "stopped for half a minute",
-        "stopped for 3 min",
-        "restarts again and again",
-        "rare restarts",
-    ],
-)
-def test_a_source_that_is_down(tmp_path: Path, stretches: list[tuple[float, int]], fires: bool) -> None:
-    """One warning for the node after five minutes, without a drain; no GPU is ever lost, stale or missing."""
+# The stretches of a source, and whether the alert fires.
+STORIES: Mapping[str, tuple[Sequence[tuple[float, int]], bool]] = {
+    "works": ([(LONG, 1)], False),
+    "killed": ([(LONG - 8, 1), (8, 0)], True),
+    "stopped for half a minute": ([(LONG - 5, 1), (0.5, 0), (4.5, 1)], False),
+    "stopped for 3 min": ([(LONG - 7, 1), (3, 0), (4, 1)], False),
+    "restarts again and again": ([(LONG - 21, 1), *LOOP], True),
+    "rare restarts": ([(LONG - 21, 1), *((length, 1 - up) for length, up in LOOP)], False),
+}
+
+
+def sources(name: str, stretches: Sequence[tuple[float, int]], *, fires: bool) -> Case:
+    """Expect one warning for the node, without a drain; no GPU is ever lost, stale or missing."""
     others = Expect('count(last_over_time(ALERTS{alertname!="GpuSourceDown", alertstate="firing"}[1h]))')
     more = [source_up("a", *stretches), source_up("b", (LONG, 1))]
-    check(tmp_path, [Case("sources", devices(*stretches), [Expect(FIRES, BLAMED if fires else []), others], more=more)])
+    return Case(name, devices(*stretches), [Expect(FIRES, BLAMED if fires else []), others], more=more)
 
 
-def test_a_source_that_was_down_from_the_start(tmp_path: Path) -> None:
+def from_the_start() -> Case:
     """Its GPUs are expected, and in no list: they are not missing. The node has no name yet."""
     labels = '{job="gpu-exporter", instance="c:9400"'
     down = {"series": f'{m.SOURCE_DOWN.name}{labels}, source="dcgm", reason="no_connection"}}', "values": "1x200"}
@@ -69,10 +60,10 @@ def test_a_source_that_was_down_from_the_start(tmp_path: Path) -> None:
     fired = Expect('group by (instance) (ALERTS{alertstate="firing"})', [({"instance": "c:9400"}, 1.0)])
     names = Expect('group by (alertname) (ALERTS{alertstate="firing"})', [({"alertname": "GpuSourceDown"}, 1.0)])
     more = [source_up("c", (LONG, 0)), down, *counts]
-    check(tmp_path, [Case("from the start", [Device("b", 0, [minutes(LONG)])], [fired, names], more=more)])
+    return Case("from the start", [Device("b", 0, [minutes(LONG)])], [fired, names], more=more)
 
 
-def test_the_empty_list_of_the_driver(tmp_path: Path) -> None:
+def empty_list() -> Case:
     """The driver answers that there is no GPU: that is about the GPUs."""
     labels = '{job="gpu-exporter", instance="c:9400"'
     down = {"series": f'{m.SOURCE_DOWN.name}{labels}, source="nvml", reason="no_gpu"}}', "values": "1x200"}
@@ -83,4 +74,10 @@ def test_the_empty_list_of_the_driver(tmp_path: Path) -> None:
     fired = Expect(
         'group by (severity) (ALERTS{alertname="GpuLost", alertstate="firing"})', [({"severity": "critical"}, 1.0)]
     )
-    check(tmp_path, [Case("empty", [Device("b", 0, [minutes(LONG)])], [fired], more=[down, *counts])])
+    return Case("empty list", [Device("b", 0, [minutes(LONG)])], [fired], more=[down, *counts])
+
+
+def test_a_source_that_is_down(tmp_path: Path) -> None:
+    """One warning for the node after five minutes; it may be down from the start, or the driver may list no GPU."""
+    stories = [sources(name, stretches, fires=fires) for name, (stretches, fires) in STORIES.items()]
+    check_together(tmp_path, [*stories, from_the_start(), empty_list()])

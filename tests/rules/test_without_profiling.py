@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from gpu_exporter.catalogue import metrics as m
 from tests.conftest import RECORDINGS
-from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing
+from tests.rules.promtool import Case, Expect, check_together, firing, never_fired, no_other_node, now_firing
 from tests.rules.recorded import Values, values_by_phase
 from tests.rules.series import Device, Generation, minutes, rank
 from tests.support.tools import is_long
@@ -46,17 +44,8 @@ def without(values: Values, *, pcie: bool) -> Values:
     return {row: numbers for row, numbers in values.items() if row not in m.PROFILING} | sampled
 
 
-@pytest.mark.parametrize(
-    ("generation", "truth", "pcie"),
-    [
-        (Generation.GPU_EXPORTER, TRUTH, True),
-        (Generation.GPU_EXPORTER, WITHOUT_PCIE, False),
-        (Generation.DCGM_4_9, WITHOUT_PCIE, False),
-    ],
-)
-def test_each_phase(
-    tmp_path: Path, generation: Generation, truth: Mapping[str, tuple[str, tuple[str, ...]]], pcie: bool
-) -> None:
+def case(generation: Generation, truth: Mapping[str, tuple[str, tuple[str, ...]]], *, pcie: bool) -> Case:
+    """Return the recorded phases without profiling counters, and what is true of each."""
     recorded = values_by_phase([RECORDINGS / "h200_workloads.jsonl.gz"])
     fleet, found = [], []
     for phase, (bottleneck, modes) in truth.items():
@@ -69,4 +58,13 @@ def test_each_phase(
         found.append(never_fired(phase, {EITHER, MISSING, *modes}))
     found.append(Expect("group by (node) (gpu:approximate:bool == 1)", [({"node": node}, 1.0) for node in truth]))
     found.append(no_other_node(truth))
-    check(tmp_path, [Case(generation.value, fleet, found)])
+    return Case(f"{generation.value}, {'with' if pcie else 'without'} PCIe", fleet, found)
+
+
+def test_each_phase(tmp_path: Path) -> None:
+    cases = (
+        case(Generation.GPU_EXPORTER, TRUTH, pcie=True),
+        case(Generation.GPU_EXPORTER, WITHOUT_PCIE, pcie=False),
+        case(Generation.DCGM_4_9, WITHOUT_PCIE, pcie=False),
+    )
+    check_together(tmp_path, cases)

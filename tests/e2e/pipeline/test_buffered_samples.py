@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,12 @@ ENGINES = {
     9: (m.OFA_UTIL_SECONDS.name, m.NVOFA[1].name),
 }
 # The kinds of samples that are read, on GPUs with GPM and without.
-KINDS = [(H200, 1, UTIL), (AMPERE, 1, UTIL), (AMPERE, 3, m.ENC_UTIL_SECONDS.name)]
-NAMES = ["with GPM", "without GPM", "encoders"]
+Kind = tuple[Mapping[str, Value], int, str]
+KINDS: Mapping[str, Kind] = {
+    "with GPM": (H200, 1, UTIL),
+    "without GPM": (AMPERE, 1, UTIL),
+    "encoders": (AMPERE, 3, m.ENC_UTIL_SECONDS.name),
+}
 # How long the driver keeps samples, and a time in which it overwrites more than what is read between two pages.
 KEPT_SECONDS, STALL_SECONDS = 14.2, 30.0
 
@@ -37,12 +42,21 @@ def total(page: Page, name: str = UTIL) -> float:
     return sum(page.values(name))
 
 
-@pytest.mark.parametrize(("profile", "kind", "name"), KINDS, ids=NAMES)
-def test_faults_count_nothing_twice(
-    serve: Serve, tmp_path: Path, profile: Mapping[str, Value], kind: int, name: str
-) -> None:
+def check_kinds(check: Callable[[Serve, Path, Kind], None], serve: Serve, folder: Path) -> None:
+    """Check all kinds of samples at the same time, because an exporter reads them every 10 s."""
+    with ThreadPoolExecutor(len(KINDS)) as pool:
+        for done in [pool.submit(check, serve, folder / name, kind) for name, kind in KINDS.items()]:
+            done.result()
+
+
+def test_faults_count_nothing_twice(serve: Serve, tmp_path: Path) -> None:
     """Half busy: no fault makes the integral rise faster than that, and after each fault it rises again."""
-    driver = FakeDriver(tmp_path / "driver", 1, profile)
+    check_kinds(faults_count_nothing_twice, serve, tmp_path)
+
+
+def faults_count_nothing_twice(serve: Serve, folder: Path, of: Kind) -> None:
+    profile, kind, name = of
+    driver = FakeDriver(folder, 1, profile)
     driver.set(f"Samples.{kind}", 50)
     began = time.monotonic()
     exporter = serve("--interval", "200ms", "--metrics", "full", env=driver.environment)
@@ -70,12 +84,15 @@ def test_faults_count_nothing_twice(
     rises_on()
 
 
-@pytest.mark.parametrize(("profile", "kind", "name"), KINDS, ids=NAMES)
-def test_a_stall_loses_what_the_driver_overwrote(
-    serve: Serve, tmp_path: Path, profile: Mapping[str, Value], kind: int, name: str
-) -> None:
+@pytest.mark.slowest
+def test_a_stall_loses_what_the_driver_overwrote(serve: Serve, tmp_path: Path) -> None:
     """What the driver still has counts, and nothing more."""
-    driver = FakeDriver(tmp_path / "driver", 1, profile)
+    check_kinds(a_stall_loses_what_the_driver_overwrote, serve, tmp_path)
+
+
+def a_stall_loses_what_the_driver_overwrote(serve: Serve, folder: Path, of: Kind) -> None:
+    profile, kind, name = of
+    driver = FakeDriver(folder, 1, profile)
     driver.set(f"Samples.{kind}", 50)
     exporter = serve("--interval", "200ms", "--metrics", "full", env=driver.environment)
     before = total(exporter.until(lambda page: total(page, name) > 0, 30))

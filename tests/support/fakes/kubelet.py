@@ -83,18 +83,23 @@ class FakeKubelet:
         self.delay = 0.0
         self.asked = 0
         self._server: grpc.Server | None = None
+        self._starts = 0
         self._asked = threading.Lock()
 
     def start(self) -> None:
-        """Listen."""
+        """Listen on a new socket, and stop the server of the old one, if there is one."""
         self.socket.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            self.socket.unlink()
         limits = [("grpc.max_send_message_length", -1)]
-        self._server = server = grpc.server(ThreadPoolExecutor(4), options=limits)
-        server.add_generic_rpc_handlers((_Handler(self),))
-        server.add_insecure_port(f"unix:{self.socket}")
-        server.start()
+        before, self._server = self._server, grpc.server(ThreadPoolExecutor(4), options=limits)
+        self._server.add_generic_rpc_handlers((_Handler(self),))
+        # A server that ends removes the file of its name, which must not be that of the next one.
+        self._starts += 1
+        own = self.socket.with_name(f"{self._starts}.sock")
+        self._server.add_insecure_port(f"unix:{own}")
+        self._server.start()
+        own.replace(self.socket)
+        if before:
+            before.stop(None).wait()
 
     def stop(self) -> None:
         """Stop, and remove the socket."""

@@ -65,10 +65,15 @@ OF_HELP = {
 
 
 def loaded(tmp_path: Path, arguments: Sequence[str], **environment: str) -> tuple[set[str], str]:
-    """Run gpu-exporter in a new interpreter; return the modules that are loaded at its end, and stdout."""
+    """Run gpu-exporter in a new interpreter; return the modules that are loaded at its end, and stdout.
+
+    All connections are refused: `diagnose` would ask an exporter that serves on the default port of this machine.
+    """
     file = tmp_path / "modules"
     program = (
-        f"import atexit, sys; sys.argv = {['gpu-exporter', *arguments]!r}\n"
+        f"import atexit, socket, sys; sys.argv = {['gpu-exporter', *arguments]!r}\n"
+        "def refuse(*arguments): raise ConnectionRefusedError\n"
+        "socket.create_connection = refuse\n"
         f"atexit.register(lambda: open({str(file)!r}, 'w').write(' '.join(sys.modules)))\n"
         "from gpu_exporter.cli.main import main; main()"
     )
