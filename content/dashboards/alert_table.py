@@ -233,7 +233,8 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     ]
     columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", "first", *NUMBERS]
     overrides = _overrides(queries, modes)
-    return merged("Incidents", about, queries, columns, (width, height), overrides, "cost/h", "no incidents")
+    title = f"Incidents by {'cost' if by_cost else 'severity'}"
+    return merged(title, about, queries, columns, (width, height), overrides, "cost/h", "no incidents")
 
 
 def first_step(mode: FailureMode) -> str:
