@@ -166,3 +166,10 @@ def test_panels_fill_the_place_beside_a_higher_one() -> None:
     grafana.placed(found, 1)
     places = [(each.gridPos.x, each.gridPos.y) for each in found]
     assert places == [(0, 1), (13, 1), (13, 5), (0, 10)]
+
+
+def test_the_first_screen_of_cost_says_who_pays() -> None:
+    """The chargeback is in view to its end, and what the waste costs per day is above it."""
+    grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["cost"]["panels"]}
+    chargeback = grids["Chargeback by namespace"]
+    assert grids["Wasted per day"]["y"] < chargeback["y"] + chargeback["h"] < UNITS
