@@ -18,6 +18,7 @@ from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
+from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.signal import DEVICE
@@ -213,9 +214,10 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     first = "the most expensive" if by_cost else "critical"
     about = About(
         f"What is wrong, by {'' if by_cost else 'severity, then '}cost, then start. *GPUs*, *nodes*: how many it hits: "
-        "those that cause it, "
-        "and those that wait for them. *cost/h*: what the first waste, and the time in which the others wait; "
-        "they may wait for several, so do not add rows of one job. *symptoms*: how many other alerts it explains.",
+        "those that cause it, and those that wait for them. *cost/h*: all that the first waste, and the time in which "
+        f"the others wait. It is a rate over the last {WINDOW / 60:.0f} minutes, not a sum since the start, and "
+        "contains what they wasted before the incident began, such as gaps between kernels. GPUs may wait for several "
+        "incidents, so do not add rows of one job. *symptoms*: how many other alerts it explains.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         f"{first} incidents come first; the name opens the runbook, which says what to do.",
     )
