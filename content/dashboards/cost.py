@@ -49,7 +49,7 @@ UNMEASURED = "A GPU without measurements counts as cost, and as waste only if it
 # How many days the graph of costs shows, whatever the time range is.
 DAYS = 14
 # Rows of the grid on the first screen: the numbers, and two tables.
-TILES, WORKLOADS, CHARGEBACK = 3, 7, 6
+TILES, WORKLOADS, CHARGEBACK = 3, 8, 8
 # Longer lists belong into a report.
 WORST = 20
 
@@ -62,7 +62,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     return [
         BoardRow(
             "What do the GPUs cost, who wastes them, and who pays?",
-            [watched(BOARD, 3, TILES), *_numbers(), _workloads(), _cost_by_cause(), _chargeback()],
+            [watched(BOARD, height=TILES), *_numbers(), _workloads(), _cost_by_cause(), _chargeback()],
         ),
         BoardRow("What causes the waste?", [incidents(BOARD, modes, 24, 6, by_cost=True)]),
         BoardRow("How do cost and waste change?", [_wasted_spend(), _per_day()]),
@@ -95,7 +95,7 @@ def _numbers() -> list[object]:
             Query(f"sum({q.selected(BOARD, a.GPU_COST)})", "total", "currencyUSD"),
             Query(f"sum({q.selected(BOARD, a.ELECTRICITY)})", "electricity", "currencyUSD"),
             Query(_PRICE, "one GPU", "currencyUSD"),
-            width=9,
+            width=8,
             height=TILES,
         ),
         wasted(BOARD, f"Cost of wasted GPU time per hour. {WASTE} {UNMEASURED}", width=6, height=TILES),
