@@ -18,6 +18,7 @@ from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
+from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.signal import DEVICE
@@ -35,6 +36,11 @@ OF_LINKS = frozenset(
 )
 # Numbers of a row of incidents that are labels, so that they need no queries of their own.
 NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
+# Why a symptom may be older than its root cause.
+ACTIVE_SINCE = (
+    "*active since*: when the condition of the {what} became true. Symptoms may begin minutes before their root cause, "
+    "because conditions look back over different times."
+)
 # Whether no other alert explains an alert.
 SYMPTOM = "symptom"
 ROLES = {"root cause": ("root cause", RED), SYMPTOM: (SYMPTOM, "text")}
@@ -85,8 +91,8 @@ def firing(
     modes = [mode for mode in all_modes if mode.domain in domains and _shows(board, mode)]
     what = "all domains" if set(domains) == set(Domain) else ", ".join(domain.value for domain in domains)
     about = About(
-        f"Firing alerts ({what}), with the number of GPUs that fire each (*firing*) and the time since when it is "
-        "active: many first wait for a while before they fire.",
+        f"Firing alerts ({what}), with the number of GPUs that fire each (*firing*). "
+        f"{ACTIVE_SINCE.format(what='alert')} Many alerts wait for a while before they fire.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical alerts come first, then root causes, by *cost/h* and time. Begin with a *root cause*, which no other "
         "alert explains: symptoms end with it. The name of an alert opens its runbook. *what to do first* begins with "
@@ -213,9 +219,11 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     first = "the most expensive" if by_cost else "critical"
     about = About(
         f"What is wrong, by {'' if by_cost else 'severity, then '}cost, then start. *GPUs*, *nodes*: how many it hits: "
-        "those that cause it, "
-        "and those that wait for them. *cost/h*: what the first waste, and the time in which the others wait; "
-        "they may wait for several, so do not add rows of one job. *symptoms*: how many other alerts it explains.",
+        "those that cause it, and those that wait for them. *cost/h*: all that the first waste, and the time in which "
+        f"the others wait. It is a rate over the last {WINDOW / 60:.0f} minutes, not a sum since the start, and "
+        "contains what they wasted before the incident began, such as gaps between kernels. GPUs may wait for several "
+        "incidents, so do not add rows of one job. *symptoms*: how many other alerts it explains. "
+        + ACTIVE_SINCE.format(what="root cause"),
         "empty, while all GPUs are monitored: without data no alert can fire.",
         f"{first} incidents come first; the name opens the runbook, which says what to do.",
     )
@@ -233,7 +241,8 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     ]
     columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", "first", *NUMBERS]
     overrides = _overrides(queries, modes)
-    return merged("Incidents", about, queries, columns, (width, height), overrides, "cost/h", "no incidents")
+    title = f"Incidents by {'cost' if by_cost else 'severity'}"
+    return merged(title, about, queries, columns, (width, height), overrides, "cost/h", "no incidents")
 
 
 def first_step(mode: FailureMode) -> str:

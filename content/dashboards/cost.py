@@ -10,7 +10,7 @@ from content.dashboards import queries as q
 from content.dashboards.alert_table import incidents
 from content.dashboards.frame import ORANGE, RED, About, BoardRow
 from content.dashboards.graphs import CAUSES, GraphStyle, Legend, hues, lines, time_shares
-from content.dashboards.panels import number, wasted, watched
+from content.dashboards.panels import numbers, wasted, watched
 from content.dashboards.queries import Query
 from content.dashboards.tables import FEW, SHARE_OF_COST, WASTEFUL, Columns, table
 from gpu_exporter.alerting import aggregates as a
@@ -48,22 +48,24 @@ WITHIN_STEPS = (
 UNMEASURED = "A GPU without measurements counts as cost, and as waste only if it is lost."
 # How many days the graph of costs shows, whatever the time range is.
 DAYS = 14
+# Rows of the grid on the first screen: the numbers, and two tables.
+TILES, WORKLOADS, CHARGEBACK = 3, 8, 8
 # Longer lists belong into a report.
 WORST = 20
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: totals and owners, alerts, who pays, wasted GPUs, causes, training jobs, single GPUs.
+    """Return the rows: totals and owners, alerts, costs over time, wasted GPUs, causes, training jobs, single GPUs.
 
     The table of wasted GPUs reads series of each GPU, which takes seconds in a large fleet: it is not in view at first.
     """
     return [
         BoardRow(
-            "What do the GPUs cost, and who wastes them?",
-            [watched(BOARD), *_numbers(), _workloads(), _wasted_spend()],
+            "What do the GPUs cost, who wastes them, and who pays?",
+            [watched(BOARD, height=TILES), *_numbers(), _workloads(), _cost_by_cause(), _chargeback()],
         ),
         BoardRow("What causes the waste?", [incidents(BOARD, modes, 24, 6, by_cost=True)]),
-        BoardRow("Who pays? (whole hours of the time range)", [_chargeback(), _per_day()]),
+        BoardRow("How do cost and waste change?", [_wasted_spend(), _per_day()]),
         BoardRow("Which GPUs are wasted?", [_wasted_gpus()]),
         BoardRow("Where do the GPU hours go?", _time()),
         loops.cost_row(),
@@ -72,28 +74,39 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 
 def _numbers() -> list[object]:
-    shown = (
-        (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, including electricity.")),
-        (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
-        (
-            a.POWER,
-            "Power",
-            About("Power draw of the GPUs.", "near the planned power.", "compare it with the activity of the GPUs."),
-        ),
+    cost = About(
+        "Cost of the GPUs per hour, including electricity; the electricity alone; and the price of one GPU for an "
+        f"hour, with which this dashboard computes all costs. {_PRICES}",
+        "as budgeted, with little wasted spend, at your own price.",
+        "the tables below show which workloads and GPUs; for another price, set `usdPerGpuHour` in the chart, or with "
+        "`gpu-exporter bundle --limits`.",
     )
-    price = About(
-        "The price of one GPU for an hour with which this dashboard computes all costs.",
-        "your own price.",
-        "set `usdPerGpuHour` in the chart, or with `gpu-exporter bundle --limits`.",
+    of_day = About(
+        "Cost of wasted GPU time: in the last 24 whole hours, and in a day at the present rate. *last 24 h* is the sum "
+        "over the hours with data, and counts whole namespaces, also if a workload is chosen.",
+        "a small share of what the GPUs cost per day.",
+        "the tables below show which namespaces and workloads, and what causes it.",
     )
-    cost, *others = (
-        number(title, about, Query(f"sum({q.selected(BOARD, each)})", "", q.unit(each))) for each, title, about in shown
-    )
+    hourly, now = q.selected(BOARD, h.WASTED), q.selected(BOARD, a.WASTED_COST)
     return [
-        cost,
-        wasted(BOARD, f"Cost of wasted GPU time per hour. {WASTE} {UNMEASURED}"),
-        *others,
-        number("Price per GPU hour", price, Query(_PRICE, "", "currencyUSD")),
+        numbers(
+            "GPU cost per hour",
+            cost,
+            Query(f"sum({q.selected(BOARD, a.GPU_COST)})", "total", "currencyUSD"),
+            Query(f"sum({q.selected(BOARD, a.ELECTRICITY)})", "electricity", "currencyUSD"),
+            Query(_PRICE, "one GPU", "currencyUSD"),
+            width=8,
+            height=TILES,
+        ),
+        wasted(BOARD, f"Cost of wasted GPU time per hour. {WASTE} {UNMEASURED}", width=6, height=TILES),
+        numbers(
+            "Wasted per day",
+            of_day,
+            Query(f"sum(sum_over_time({hourly}[1d]))", "last 24 h", "currencyUSD"),
+            Query(f"sum({now}) * 24", "at this rate", "currencyUSD"),
+            width=6,
+            height=TILES,
+        ),
     ]
 
 
@@ -123,7 +136,7 @@ def _chargeback() -> object:
         Columns(("cluster", "namespace"), shares=["share"], optional=["wasted", "energy"]),
         width=14,
         sort="cost",
-        height=9,
+        height=CHARGEBACK,
     )
 
 
@@ -136,11 +149,11 @@ def _per_day() -> object:
             f"Cost of the GPUs in the day before each point, for {DAYS} days: the {q.RANKS} namespaces that cost most "
             "now, and the sum of the others. Points are at midnight UTC: there is none before the first midnight.",
             "as budgeted.",
-            "the table beside says how much of it is wasted.",
+            "the table *Chargeback by namespace* says how much of it is wasted.",
         ),
         payers,
         GraphStyle(Legend.LIST, stacked=True, overrides=hues(payers)),
-        width=10,
+        width=12,
         link=None,
         height=9,
     )
@@ -148,22 +161,18 @@ def _per_day() -> object:
     return panel
 
 
-def _cost(what: str) -> About:
-    return About(
-        f"{what} {_PRICES}",
-        "as budgeted, with little wasted spend.",
-        "the tables below show which workloads and GPUs.",
-    )
+def _cost_by_cause() -> object:
+    cost = f"sum by ({LABEL}) ({q.selected(BOARD, a.TIME_COST)})"
+    query = Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD")
+    return time_shares("Cost per hour by cause", query, width=10, height=WORKLOADS + CHARGEBACK)
 
 
 def _time() -> list[object]:
     by_cause = f"sum by ({LABEL}) ({q.selected(BOARD, a.TIME)})"
-    cost = f"sum by ({LABEL}) ({q.selected(BOARD, a.TIME_COST)})"
     # The rule records it once a minute.
     hours = f"sum by ({LABEL}) (sum_over_time({q.selected(BOARD, a.TIME)}[$__range])) / 60"
     return [
-        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=8, height=9),
-        time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD"), width=8, height=9),
+        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=12, height=9),
         table(
             "GPU hours in the time range",
             About(
@@ -181,7 +190,7 @@ def _time() -> list[object]:
                 shares=["share"],
                 texts={LABEL: _TEXTS},
             ),
-            width=8,
+            width=12,
             height=9,
             sort="GPU hours",
         ),
@@ -216,7 +225,7 @@ def _workloads() -> object:
         ),
         width=14,
         sort="wasted/h",
-        height=10,
+        height=WORKLOADS,
     )
 
 
@@ -232,9 +241,9 @@ def _wasted_spend() -> object:
         ),
         wasters,
         GraphStyle(overrides=hues(wasters)),
-        width=10,
+        width=12,
         link=None,
-        height=10,
+        height=9,
     )
 
 

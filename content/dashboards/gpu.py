@@ -9,7 +9,7 @@ from content.dashboards import queries as q
 from content.dashboards.alert_table import firing
 from content.dashboards.frame import BLUE, DARK_RED, GREEN, GREY, LIVE_PAGE, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, band, dashed, hues, lines, time_shares
-from content.dashboards.panels import LIMITS, class_timeline, named, number, pair, states, verdict
+from content.dashboards.panels import LIMITS, class_timeline, named, number, numbers, states, verdict
 from content.dashboards.queries import Query
 from content.dashboards.tables import SINCE, Columns, override, table
 from gpu_exporter.alerting import training_jobs as t
@@ -152,7 +152,7 @@ def _numbers() -> list[object]:
     return [
         verdict(BOARD, width=6, height=TILES),
         _class(),
-        pair(
+        numbers(
             "SM activity, memory in use",
             About(
                 "Share of SMs with a resident warp, and of the device memory in use, at the peak of a minute.",

@@ -8,7 +8,7 @@ from typing import Any
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, RED, About, BoardRow
 from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, dashed, hues, lines
-from content.dashboards.panels import fitted, number, pair
+from content.dashboards.panels import fitted, number, numbers
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import training_jobs as t
@@ -52,7 +52,7 @@ def progress() -> list[object]:
     )
     stalls = f'label_replace(max({since} > {limit}), "state", "{STALLS}", "", "")'
     moves = f'label_replace(max({since}), "state", "{MOVES}", "", "")'
-    standstill = pair(
+    standstill = numbers(
         "Last step",
         _about(
             "Time since a rank completed a step or was not training, and the limit of GpuJobStalled.",
@@ -65,7 +65,7 @@ def progress() -> list[object]:
     )
     standstill.overrides = [_coloured(STALLS, RED)]
     slower = f'label_replace(max({step} and {speed} / {usual} < {loops.SLOWER}), "state", "{SLOWER}", "", "")'
-    duration = pair(
+    duration = numbers(
         "Step time",
         _about(
             "Duration of a step, median of the ranks; and what it would be at the median speed of the last 24 hours "
@@ -93,7 +93,7 @@ def progress() -> list[object]:
             Query(f"sum({q.selected(JOB, t.TOKENS)}) or 0 * max({since})", "", "short"),
             height=TILES,
         ),
-        pair(
+        numbers(
             "MFU and goodput",
             _about(
                 f"MFU: share of the peak of the GPUs that the model uses. Goodput (*{IN_STEPS}*): share of the time "

@@ -9,7 +9,7 @@ from content.dashboards import why
 from content.dashboards.alert_table import firing
 from content.dashboards.frame import ORANGE, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, gpu_colours, lines
-from content.dashboards.panels import HOT, VERDICTS, class_timeline, number, pair, reachable, verdict
+from content.dashboards.panels import HOT, VERDICTS, class_timeline, number, numbers, reachable, verdict
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import aggregates as a
@@ -84,7 +84,7 @@ def _numbers() -> list[object]:
     return [
         reachable(BOARD),
         verdict(BOARD),
-        pair(
+        numbers(
             "Alerts by severity",
             About(
                 "Firing alerts of this node, by severity; an alert counts once for each GPU.",

@@ -196,25 +196,22 @@ def verdict(board: Board, width: int = 4, height: int = TILE) -> Any:
     return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width, height=height)
 
 
-def pair(
+def numbers(
     title: str,
     about: About,
-    first: Query,
-    second: Query,
-    *,
+    *queries: Query,
     width: int = 4,
     height: int = TILE,
     colours: Sequence[str] = (),
 ) -> Any:
-    """Return a panel with two current numbers, each with its legend; their queries have no labels.
+    """Return a panel with two or more current numbers, each with its legend; their queries have no labels.
 
     With `colours`, the background of a number is green at zero, and above in its colour; grey without a value.
     """
-    queries = [first, second]
     if not colours and not any("{" in each.legend for each in queries):
         # One query, because the first screen of a dashboard may not have many.
         named = (f'label_replace({each.expr}, "number", "{each.legend}", "", "")' for each in queries)
-        queries = [replace(first, expr=" or ".join(named), legend="{{number}}")]
+        queries = (replace(queries[0], expr=" or ".join(named), legend="{{number}}"),)
     panel = number(title, about, queries[0], [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
     panel.targets = targets(queries, instant=True)
     panel.textMode = "value_and_name"
@@ -232,12 +229,12 @@ def pair(
     return panel
 
 
-def wasted(board: Board, about: str, *, height: int = TILE) -> Any:
+def wasted(board: Board, about: str, *, width: int = 4, height: int = TILE) -> Any:
     """Return what the selected GPUs waste per hour, and how much of that no incident in the table explains.
 
     `about` says what waste is.
     """
-    return pair(
+    return numbers(
         "Wasted per hour",
         About(
             f"{about} *{NO_INCIDENT}*: the part that no incident in the table explains, such as the gaps between the "
@@ -247,6 +244,7 @@ def wasted(board: Board, about: str, *, height: int = TILE) -> Any:
         ),
         Query(f"sum({q.selected(board, WASTED_COST)})", "total", "currencyUSD"),
         Query(f"sum({q.selected(board, UNEXPLAINED_COST)})", NO_INCIDENT, "currencyUSD"),
+        width=width,
         height=height,
     )
 
@@ -280,7 +278,7 @@ def number_of_all(about: About, up: str, gpus: str, *, height: int = TILE) -> An
     """Return the number of GPUs that can be read, red if it is not that of all GPUs, and this."""
     known = f"({up} or 0 * {gpus})"
     fewer = f'label_replace({known} < {gpus}, "fewer", "{FEWER}", "", "")'
-    panel = pair(
+    panel = numbers(
         "Reachable GPUs",
         about,
         Query(f"{fewer} or {known} >= {gpus}", "reachable{{fewer}}", "short"),

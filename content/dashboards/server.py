@@ -8,7 +8,7 @@ from content.dashboards import queries as q
 from content.dashboards import why
 from content.dashboards.frame import ORANGE, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, dashed, hues, lines, time_shares
-from content.dashboards.panels import class_timeline, number, pair
+from content.dashboards.panels import class_timeline, number, numbers
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import serving
@@ -59,14 +59,14 @@ def _queued() -> str:
 
 def _numbers() -> list[object]:
     return [
-        pair(
+        numbers(
             "Requests",
             _about("Requests that are computed together, and those that wait.", "none waits.", "add a replica."),
             Query(f"sum({q.selected(BOARD, serving.BATCH)})", "running", "short"),
             Query(f"sum({_queued()})", "waiting", "short"),
             height=TILES,
         ),
-        pair(
+        numbers(
             "Time to first token",
             _about(
                 "From a request to its first token: median and 95th percentile.",

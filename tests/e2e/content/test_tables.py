@@ -57,7 +57,7 @@ VIEWS: Sequence[tuple[str, Mapping[str, str], Mapping[str, int]]] = (
 # Dashboard, what is chosen, table, and some cells of its first row: that of the GPU to blame. Stragglers and jobs that
 # hang need a longer past.
 FIRST: Sequence[tuple[str, Mapping[str, str], str, Mapping[str, str]]] = (
-    ("fleet", {}, "Incidents", {"alert": "GpuLost", "GPU": "6", "GPUs": "1", "nodes": "1"}),
+    ("fleet", {}, "Incidents by severity", {"alert": "GpuLost", "GPU": "6", "GPUs": "1", "nodes": "1"}),
     ("node", {"var-node": "node-005"}, "GPUs", {"GPU": "6", "health": "unhealthy", "throttled": "lost", "SM": "lost"}),
     ("node", {"var-node": "node-006"}, "GPUs", {"GPU": "5", "health": "degraded"}),
     ("job", ENDED, "Ranks", {"GPU": "6", "state": "does not answer"}),

@@ -131,8 +131,8 @@ def test_each_alert_of_a_node_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("board", "title", "key"),
     [
-        ("fleet", "Incidents", ["active since", "cost/h", "order"]),
-        ("cost", "Incidents", ["active since", "cost/h"]),
+        ("fleet", "Incidents by severity", ["active since", "cost/h", "order"]),
+        ("cost", "Incidents by cost", ["active since", "cost/h"]),
         *((board, "Firing alerts", ["active since", "cost/h", "role", "order"]) for board in ("job", "node", "gpu")),
     ],
 )
@@ -151,7 +151,7 @@ def test_named_alerts_exist() -> None:
 def test_the_first_screen_of_fleet_ends_with_its_tables() -> None:
     """The table of incidents is as wide as the map and the namespaces below it, and all are in view to the end."""
     grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["fleet"]["panels"]}
-    alerts = grids["Incidents"]
+    alerts = grids["Incidents by severity"]
     teams, nodes = grids["Namespaces by waste"], grids["Nodes over time"]
     assert (alerts["x"], alerts["w"]) == (nodes["x"], teams["w"] + nodes["w"])
     assert teams["y"] == nodes["y"] == alerts["y"] + alerts["h"]
@@ -166,3 +166,10 @@ def test_panels_fill_the_place_beside_a_higher_one() -> None:
     grafana.placed(found, 1)
     places = [(each.gridPos.x, each.gridPos.y) for each in found]
     assert places == [(0, 1), (13, 1), (13, 5), (0, 10)]
+
+
+def test_the_first_screen_of_cost_says_who_pays() -> None:
+    """The chargeback is in view to its end, and what the waste costs per day is above it."""
+    grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["cost"]["panels"]}
+    chargeback = grids["Chargeback by namespace"]
+    assert grids["Wasted per day"]["y"] < chargeback["y"] + chargeback["h"] < UNITS

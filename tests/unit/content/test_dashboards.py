@@ -41,7 +41,8 @@ UNITS = {value for name, value in vars(units).items() if isinstance(value, str) 
 DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
 # Panels that are usually empty for another reason than that nothing is collected.
 OTHERWISE_EMPTY = {
-    "Incidents": "no incidents",
+    "Incidents by cost": "no incidents",
+    "Incidents by severity": "no incidents",
     **dict.fromkeys(
         (
             *("Requests running and waiting", "Time to the first token", "Output, and time per token"),
