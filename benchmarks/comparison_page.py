@@ -71,7 +71,7 @@ def cost(result: Result) -> str:
     ]
     absent = [(row["name"], f"not measured: {row['why']}") for row in result["numbers"].get("not_measured", ())]
     own, *others = sorted({row["seconds"] for row in result["numbers"]["rows"]}, reverse=True)
-    spans = f"{own:g} s" + (f" (others {' or '.join(f'{span:g} s' for span in others)})" if others else "")
+    spans = f"{own:g} s" + (f" (others {' or '.join(f'{span:.3g} s' for span in others)})" if others else "")
     head = (*HEAD, *(FLOOR_HEAD if floor else ()))
     return f"{wrapped(f'{conditions(result)}, measured for {spans}:')}\n\n{table(head, [*rows, *absent])}"
 

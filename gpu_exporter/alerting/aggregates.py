@@ -60,11 +60,6 @@ or
     ("node", "gpu", "namespace", "workload"),
 )
 GPUS = _of_workload("gpus:count", "GPUs that it uses", f"sum by ({_OWNER}) ({SHARE.record})")
-POWER = _of_workload(
-    "power:watts",
-    "Power of its GPUs",
-    f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () max by (cluster, UUID) ({s.POWER.record}))",
-)
 # From the energy counter of the GPU; from power if the counter is not collected.
 ENERGY = _of_workload(
     "energy:kwh_per_hour",
@@ -166,7 +161,6 @@ CLASSES = Aggregate(
 COSTS = (
     SHARE,
     GPUS,
-    POWER,
     ENERGY,
     ELECTRICITY,
     GPU_COST,
