@@ -26,7 +26,7 @@ def main() -> None:
     """Run the command line."""
     debug = "--debug" in sys.argv[1:]
     if sys.stdout is None:  # closed, as by some daemons: the next file that is opened would be standard output
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if not debug:
         threading.excepthook = _uncaught
     try:

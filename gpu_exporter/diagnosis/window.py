@@ -95,7 +95,7 @@ class DeviceIdentity:
     # The process that launches most work on the GPU: labels of `gpu_host_process_info`.
     process: Mapping[str, str] = field(default_factory=dict)
     # The network ports nearest to the GPU, by their fault; all of them by "".
-    ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ports: dict[str, list[str]] = field(default_factory=dict)
     # Other processes that use its CPUs, in words.
     neighbours: tuple[str, ...] = ()
 
@@ -104,13 +104,10 @@ class DeviceIdentity:
         """The workload with its namespace; empty if it is unknown."""
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
-    def over(
-        self, earlier: DeviceIdentity, down: str, slices: float, ports: Mapping[str, Sequence[str]]
-    ) -> DeviceIdentity:
+    def over(self, earlier: DeviceIdentity, down: str, slices: float) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one, but without an owner.
 
-        `down` is why the GPU does not answer, `slices` how many compute slices an instance has, `ports` its network
-        ports; none of these is in the labels of all series.
+        `down` is why the GPU does not answer, `slices` how many compute slices an instance has; both are values.
         """
         return DeviceIdentity(
             gpu=self.gpu or earlier.gpu,
@@ -119,7 +116,7 @@ class DeviceIdentity:
             has_instances=self.has_instances or earlier.has_instances,
             slices=slices or earlier.slices,
             down=down or earlier.down,
-            ports=ports or earlier.ports,
+            ports=self.ports or earlier.ports,
             process=self.process or earlier.process,
         )
 
@@ -333,12 +330,9 @@ class Identities:
             for sample in by_name.get(m.INSTANCE_SLICES.name, ())
             if (of_labels := read(sample.labels))
         }
-        ports = _ports(by_name, read)
         for device, identity in self._listed.items():
             earlier = self._devices.get(device, DeviceIdentity())
-            self._devices[device] = identity.over(
-                earlier, down.get(device, ""), slices.get(device, 0.0), ports.get(device, {})
-            )
+            self._devices[device] = identity.over(earlier, down.get(device, ""), slices.get(device, 0.0))
             self.seen_at[device] = at
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
@@ -349,18 +343,6 @@ class Identities:
                 ((devices[key].namespace, devices[key].pod, devices[key].workload),) = claims
         _set_shares(devices, self.seen_at)
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
-
-
-def _ports(by_name: ByName, read: LabelReader) -> Mapping[DeviceKey, Mapping[str, Sequence[str]]]:
-    """Return the network ports of GPUs by their fault, in words."""
-    found: dict[DeviceKey, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in _PORTS:
-        for sample in by_name.get(name, ()):
-            labels = sample.labels
-            if of_labels := read(labels):
-                words = f"{labels.get('device', '')} port {labels.get('port', '')}"
-                found[of_labels.gpu][labels.get("fault", "")].append(words)
-    return found
 
 
 def _identified(
@@ -399,6 +381,11 @@ def _identified(
     for of_labels in _read(columns, m.HOST_PROCESS.name):
         process = {label: of_labels.labels[label] for label in PROCESS_LABELS if of_labels.labels.get(label)}
         devices[of_labels.gpu].process = process
+    for name in _PORTS:
+        for of_labels in _read(columns, name):
+            labels = of_labels.labels
+            words = f"{labels.get('device', '')} port {labels.get('port', '')}"
+            devices[of_labels.gpu].ports.setdefault(labels.get("fault", ""), []).append(words)
     owners = {**from_classic, **from_job_info, **from_pod_info}
     allocated = {key: float(bool(claims)) for key, claims in owners.items() if claims or key in measured}
     labels_of = [{"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance} for key in allocated]

@@ -101,7 +101,7 @@ LEAKS = {60: (30, 10), 90: (45, 25), 150: (62, 50), 180: (62, 55), 300: (62, 55)
 
 
 def leak(minutes: int) -> Story:
-    """A leak is predicted an hour before the memory is full; a fast one as soon as it can be told from a step."""
+    """A leak is predicted an hour before the memory is full; a fast one as soon as a single jump is ruled out."""
     before, (early, late) = 120, LEAKS[minutes]
     made, (gpu,) = fleet((before + minutes) / 60)
     assert isinstance(TOTAL, float)
