@@ -208,7 +208,8 @@ def series(
         "total",
         "timestamp",
     )
-    jitter = 0.0 if whole or start == 0.0 else 1e-5  # no value equals a limit, except for 0
+    # No value equals a limit, except for 0, and no trend is an error of rounding.
+    jitter = 0.0 if whole or start == 0.0 else 1e-5 * max(1.0, abs(start))
     noise = 0.0 if whole else chance.choice((0.0, 1e-3) if calm else (0.0, 1e-3, 0.1, 0.5))
     drawn = [
         (t, (start + slope * (t - found[0])) * (1 + noise * chance.uniform(-1, 1)) + jitter * chance.random())

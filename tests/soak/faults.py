@@ -3,25 +3,24 @@
     python -m tests.soak.faults [--seconds 1800] [--seed 1]
 
 Eight fake GPUs are read ten times a second and scraped all the time. Meanwhile GPUs are lost, wedged and restored, and
-the driver is unloaded and reloaded, at random. Then memory, threads and descriptors of the last quarter are compared
-with those of the second.
+the driver is unloaded and reloaded, at random. Then memory and descriptors of the last quarter are compared with those
+of the second. Threads are bounded at all times: each wedged GPU holds one more, until it is repaired.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import Exporter, command, free_port
+from tests.conftest import Page, serving
 from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import until
 
 GPUS = 8
 
@@ -61,33 +60,37 @@ def usage(pid: int) -> tuple[float, int, int]:
     return int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+def all_gpus(page: Page) -> bool:
+    """Return whether every GPU is read."""
+    return len(page.values("gpu_sm_active_seconds_total")) == GPUS
+
+
 def soak(folder: Path, seconds: float, seed: int) -> list[tuple[float, int, int]]:
-    """Run for a while, then repair everything and wait; return the process's usage at each scrape."""
-    rng, driver, port = random.Random(seed), FakeDriver(folder / "driver", gpus=GPUS), free_port()
-    arguments = ("--address", f"127.0.0.1:{port}", "--interval", "100ms", "--metrics", "full", "--log-level", "error")
-    process = subprocess.Popen(command("serve", *arguments), env={**os.environ, **driver.environment}, text=True)
-    try:
-        exporter = Exporter(process, port, folder / "log")
-        used: list[tuple[float, int, int]] = []
-        begin = time.monotonic()
-        while time.monotonic() < begin + seconds:
-            try:
-                exporter.get(headers={"Accept-Encoding": "gzip"})
-                used.append(usage(process.pid))
-            except ConnectionRefusedError:  # not listening yet
-                if used or time.monotonic() > begin + 20:
-                    raise
-            if used and rng.random() < 0.1:
+    """Run for a while, then repair everything and wait; return the process's usage at each scrape.
+
+    Raise `AssertionError` if there are more threads than at the start and one for each GPU, or not as few in the end.
+    """
+    rng, driver = random.Random(seed), FakeDriver(folder / "driver", gpus=GPUS)
+    used: list[tuple[float, int, int]] = []
+    with serving(folder) as serve:
+        arguments = ("--interval", "100ms", "--metrics", "full", "--log-level", "error")
+        exporter = serve(*arguments, env=driver.environment, new=True)
+        exporter.until(all_gpus, timeout=20)
+        _, threads, _ = usage(exporter.process.pid)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            exporter.get(headers={"Accept-Encoding": "gzip"})
+            used.append(usage(exporter.process.pid))
+            if rng.random() < 0.1:
                 fault(driver, rng)
             time.sleep(0.05)
+        assert max(each for _, each, _ in used) <= threads + GPUS
         mend(driver)
-        exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == GPUS, timeout=60)
+        exporter.until(all_gpus, timeout=60)
+        until(lambda: usage(exporter.process.pid)[1] <= threads, timeout=30, what=f"{threads} threads")
         begin = time.monotonic()
         code, took = exporter.stop(), time.monotonic() - begin
         assert (code, took < 3) == (0, True), f"ended with {code} after {took:.1f} s"
-    finally:
-        process.kill()
-        process.wait()
     return used
 
 
@@ -102,11 +105,10 @@ def main() -> int:
     quarter = len(used) // 4
     second, last = used[quarter : 2 * quarter], used[3 * quarter :]
     rss = [statistics.median(each[0] for each in part) for part in (second, last)]
-    threads, descriptors = ([max(each[n] for each in part) for part in (second, last)] for n in (1, 2))
+    descriptors = [max(fds for *_, fds in part) for part in (second, last)]
     print(f"{len(used)} scrapes in {chosen.seconds:.0f} s; second quarter -> last quarter")
-    print(f"RSS {rss[0]:.1f} -> {rss[1]:.1f} MiB", f"threads {threads[0]} -> {threads[1]}", sep=", ", end=", ")
-    print(f"descriptors {descriptors[0]} -> {descriptors[1]}")
-    return 0 if rss[1] < rss[0] * 1.02 and threads[1] <= threads[0] and descriptors[1] <= descriptors[0] + 2 else 1
+    print(f"RSS {rss[0]:.1f} -> {rss[1]:.1f} MiB, descriptors {descriptors[0]} -> {descriptors[1]}")
+    return 0 if rss[1] < rss[0] * 1.02 and descriptors[1] <= descriptors[0] + 2 else 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import IDLE_ENGINE, MOVING, QUIET_PCIE
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Scope, Severity
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
@@ -69,12 +69,7 @@ MODES = (
         "The memory of {gpu} will be full within an hour if it keeps growing",
         "Tell the owner of the job to save a checkpoint now, then to look for a leak or a growing cache: compare "
         "allocated with reserved memory over several steps.",
-        Inject(
-            {
-                m.FB_USED: Ramp(110 * profiles.GIB, 6.0),
-                m.FB_FREE: Ramp(143771.0 - 110 * profiles.GIB - 615, -6.0),
-            }
-        ),
+        Inject(profiles.memory(110 * profiles.GIB, growth=6.0)),
         And(
             Compare(Over(s.FB_PEAK_USE), ">=", FULL_MEMORY),
             # Programs load for minutes at their start.
@@ -119,7 +114,12 @@ MODES = (
         "{gpu} almost ran out of memory for a moment: {{ $value | humanizePercentage }} was in use",
         "If the program ended with an out-of-memory error, this was the cause, although its memory looks low in graphs of "
         "memory in use: use a smaller batch or shorter sequences. If it is still running, it has this little to spare.",
-        Inject({m.FB_USED: 60 * profiles.GIB, m.FB_USED_PEAK: (143771.0 - 615 - 512) * m.MIB}),
+        Inject(
+            {
+                **profiles.memory(60 * profiles.GIB),
+                m.FB_USED_PEAK: (profiles.TOTAL - profiles.RESERVED - 512) * m.MIB,
+            }
+        ),
         And(
             Compare(_PEAK, ">=", PEAK_MEMORY),
             # Without peaks, the signal is what scrapes show.
@@ -160,7 +160,7 @@ MODES = (
         "{gpu} has been allocated but idle for two hours",
         "Ask the owner (labels namespace, pod, workload) to release the GPU. Typical causes are notebooks, finished "
         "jobs, forgotten servers, and programs that see fewer GPUs than were allocated. Set an idle timeout to prevent it.",
-        Inject({**profiles.IDLE, m.FB_USED: 20 * profiles.GIB}),
+        Inject({**profiles.IDLE, **profiles.memory(20 * profiles.GIB)}),
         Unless(
             And(
                 Compare(Over(s.GR_ACTIVE, Fn.MAX, IDLE_FOR, whole=True), "<", IDLE_ENGINE),
@@ -217,7 +217,7 @@ MODES = (
         "{gpu} has its memory nearly full but is hardly used",
         "Check whether the program only reserves memory: JAX and vLLM take most of it by default. Give it a "
         "memory limit, then share the GPU (MIG, MPS).",
-        Inject({**profiles.IDLE, m.GR_ENGINE_ACTIVE: 0.05, m.GPU_UTIL: 5.0, m.FB_USED: 130_000.0, m.FB_FREE: 13_156.0}),
+        Inject({**profiles.IDLE, m.GR_ENGINE_ACTIVE: 0.05, m.GPU_UTIL: 5.0, **profiles.memory(130_000.0)}),
         And(
             Compare(Over(s.FB_USE, Fn.MIN, HOARDED_FOR, whole=True), ">=", HOARDED_MEMORY),
             Compare(Over(s.SM_ACTIVE, Fn.MAX, HOARDED_FOR, whole=True), "<", HOARDER_SM),

@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.failure_modes.mode import Values
+from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
 from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.model.metric import Metric
 
 GIB = 1024.0  # MiB
+TOTAL, RESERVED = 143771.0, 615.0  # MiB
+
+
+def memory(used: float, growth: float = 0.0) -> Values:
+    """Return used and free memory of a GPU: MiB in use at the start, MiB per second."""
+    free = TOTAL - RESERVED - used
+    return (
+        {m.FB_USED: Ramp(used, growth), m.FB_FREE: Ramp(free, -growth)}
+        if growth
+        else {m.FB_USED: used, m.FB_FREE: free}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +98,9 @@ BOARD: Values = {
     m.MEM_CLOCK: 3201.0,
     m.MAX_SM_CLOCK: 1980.0,
     m.CLOCK_EVENTS: 0.0,
-    m.FB_TOTAL: 143771.0,
-    m.FB_USED: 80 * GIB,
-    m.FB_FREE: 143771.0 - 80 * GIB - 615,
-    m.FB_RESERVED: 615.0,
+    m.FB_TOTAL: TOTAL,
+    m.FB_RESERVED: RESERVED,
+    **memory(80 * GIB),
     m.ECC_MODE: 1.0,
     m.ECC_SBE_VOL: 0.0,
     m.ECC_DBE_VOL: 0.0,

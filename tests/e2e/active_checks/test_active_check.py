@@ -94,8 +94,8 @@ def without_cuda(driver: FakeDriver) -> None:
 
 
 def busy(driver: FakeDriver) -> None:
-    """A process uses the GPU."""
-    driver.set("ComputeRunningProcesses", "4242:1048576")
+    """A process uses the GPU whose ID is above every limit of the kernel, so that none of this machine has it."""
+    driver.set("ComputeRunningProcesses", f"{2**22 + 1}:1048576")
 
 
 def held(driver: FakeDriver) -> None:

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Wave
 from gpu_exporter.catalogue.signals import SM_ACTIVE
 from gpu_exporter.conditions.tree import Compare, Limit, Over
 
@@ -50,3 +51,18 @@ def test_conflicting_names_are_rejected(modes: Sequence[FailureMode], message: s
 
 def test_modes_may_share_a_limit() -> None:
     check((mode("A", SWING), mode("B", SWING)))
+
+
+@pytest.mark.parametrize(
+    "mode", [mode for mode in MODES if m.FB_USED in mode.inject.values], ids=lambda mode: mode.name
+)
+def test_injected_memory_adds_up(mode: FailureMode) -> None:
+    """At the start; what grows is taken from what is free."""
+    values = {**profiles.BOARD, **mode.inject.values}
+    starts, growths = 0.0, 0.0
+    for row in (m.FB_USED, m.FB_FREE, m.FB_RESERVED):
+        value = values[row]
+        assert not isinstance(value, Wave)
+        starts += value.start if isinstance(value, Ramp) else value
+        growths += value.per_second if isinstance(value, Ramp) else 0.0
+    assert (starts, growths) == (values[m.FB_TOTAL], 0.0)
