@@ -138,6 +138,6 @@ def _text(entry: SavedEntry, xids: Catalogue) -> str:
         severity = {True: "fatal", False: "not fatal", None: "severity unknown"}[line.fatal]
         return f"{where}  SXID {line.code} of an NVSwitch, {severity}"
     event = _event(entry, xids)
-    process = f" (pid {event.pid}, {event.process})" if event.pid else ""
+    process = f" ({', '.join(filter(None, (f'pid {event.pid}', event.process)))})" if event.pid else ""
     message = f'; message "{event.message}"' if event.message else ""
     return f"{where}  XID {event.xid} {event.name}: {event.meaning}{process}; {event.kind} -> {event.action}{message}"

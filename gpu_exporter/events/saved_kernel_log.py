@@ -18,6 +18,7 @@ from gpu_exporter.events.event_log import KEPT
 from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
 from gpu_exporter.events.kernel_log_parser import (
     KernelText,
+    LineJoiner,
     journal_message,
     kernel_text,
     parse_kmsg,
@@ -78,6 +79,7 @@ class SavedLog:
     _entry: dict[str, str] = field(default_factory=dict)
     _time: str = ""
     _minute: str = ""
+    _joiner: LineJoiner = field(default_factory=LineJoiner)
 
     def take(self, line: str) -> None:
         """Add a line."""
@@ -93,6 +95,9 @@ class SavedLog:
                 self._entry[name] = value
         else:
             self._message(kernel_text(_without_kmsg_header(text)), text)
+            joined = self._joiner.take(text)
+            if joined:
+                self._add(joined[0], joined[1])
 
     def skip(self, part: bytes, *, ends: bool) -> None:
         """Count a line, or a part of it, that is longer than any message of the kernel."""
@@ -119,16 +124,17 @@ class SavedLog:
             return
         self.kernel += 1
         # `dmesg -H` has the date where the minute changes, and later the time since the line before.
-        time = message.time
-        if time.startswith("+"):
-            time = self._minute
-        else:
-            self._minute = time
+        if not message.time.startswith("+"):
+            self._minute = message.time
         line = parse_message(message.text)
         if line is None:
             self.mentions += bool(_MENTION.search(message.text)) and not _is_detail(message.text)
             return
+        self._add(line, message)
+
+    def _add(self, line: XidLine | SxidLine, message: KernelText) -> None:
         self.found += 1
+        time = self._minute if message.time.startswith("+") else message.time
         self.entries.append(SavedEntry(line, message.at, time))
 
 
