@@ -1,13 +1,28 @@
-"""What exporters expose where they have no value: DCGM's blanks, and texts instead of numbers. Both are left out."""
+"""What exporters expose where they have no value is left out: DCGM's blanks, texts, and counters that have stopped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpu_exporter.diagnosis.scrape import SampleColumn, ScrapedPage, ScrapedSample
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.dcgm_exporter.names import modern
+from gpu_exporter.diagnosis.scrape import ByName, SampleColumn, ScrapedPage, ScrapedSample, samples_by_name
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.values import BLANKS, DOUBLE_BLANK, INT32_BLANK, INT64_BLANK
 
+_PROFILING = "DCGM_FI_PROF_"
+
+
+def _names(metric: Metric) -> tuple[str, ...]:
+    renamed = modern(metric)
+    return (metric.name, renamed[0]) if renamed else (metric.name,)
+
+
+# An engine that works on data uses both.
+_COUNTERS = (_names(m.GR_ENGINE_ACTIVE), _names(m.DRAM_ACTIVE))
+# Utilisation, with the value from which a GPU is certainly busy.
+_BUSY = tuple(zip(_names(m.GPU_UTIL), (50.0, 0.5), strict=True))
 _SERIES = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\{")
 
 
@@ -21,7 +36,35 @@ def values_of(page: str, parse: Callable[[str], Sequence[ScrapedSample]]) -> Seq
         if len(numbers) == len(page):
             raise
         samples = parse(numbers)
-    return without_blanks(samples)
+    return with_values(samples)
+
+
+def with_values(samples: Sequence[ScrapedSample]) -> Sequence[ScrapedSample]:
+    """Return the samples that have a value."""
+    return without_stopped_counters(without_blanks(samples))
+
+
+def without_stopped_counters(samples: Sequence[ScrapedSample]) -> Sequence[ScrapedSample]:
+    """Return the samples without the profiling metrics of GPUs whose counters have stopped.
+
+    DCGM then reports 0 for all of them while the GPU is busy, for example after an XID, until it is restarted.
+    """
+    by_name = samples_by_name(samples)
+    used = (each for name, least in _BUSY for each in _of(by_name, name) if least <= each[1] <= 2 * least)
+    stopped = {labels["UUID"] for labels, _ in used if labels.get("UUID")}
+    for names in _COUNTERS if stopped else ():
+        stopped &= {labels.get("UUID") for name in names for labels, _ in _of(by_name, name)}
+    for name in by_name if stopped else ():
+        if name.startswith(_PROFILING):
+            stopped -= {labels.get("UUID") for labels, value in _of(by_name, name) if value}
+    if not stopped:
+        return samples
+    return [each for each in samples if not (each.name.startswith(_PROFILING) and each.labels.get("UUID") in stopped)]
+
+
+def _of(by_name: ByName, name: str) -> Iterable[tuple[Mapping[str, str], float]]:
+    column = by_name.get(name)
+    return zip(column.labels, column.values, strict=True) if column else ()
 
 
 def without_blanks(samples: Sequence[ScrapedSample]) -> Sequence[ScrapedSample]:

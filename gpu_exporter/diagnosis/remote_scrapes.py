@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.no_values import is_blank, values_of
+from gpu_exporter.diagnosis.no_values import values_of, with_values
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import TextParser, readable
 from gpu_exporter.diagnosis.window import FAMILIES, UNREAD
@@ -139,10 +139,8 @@ def scrapes_of(answer: QueryAnswer) -> list[Scrape]:
         for at, value in series.values:
             if not PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1]:
                 raise ValueError(f"{at:g} is not the time of a sample")
-            number = _number(value)
-            if not (name.startswith("DCGM_") and is_blank(number)):
-                by_time[at].append(ScrapedSample(name, labels, number))
-    return [Scrape(at, by_time[at]) for at in sorted(by_time)]
+            by_time[at].append(ScrapedSample(name, labels, _number(value)))
+    return [Scrape(at, with_values(by_time[at])) for at in sorted(by_time)]
 
 
 def _number(text: str) -> float:

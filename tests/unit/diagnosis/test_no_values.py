@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from gpu_exporter.conditions.signal import Read
 from gpu_exporter.diagnosis.gather import WatchedScrapes
 from gpu_exporter.diagnosis.no_values import values_of
+from gpu_exporter.diagnosis.remote_scrapes import QueryAnswer, scrapes_of
 from gpu_exporter.diagnosis.report import as_json
 from gpu_exporter.diagnosis.result import diagnose_scrapes
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import TextParser, parsed
+from gpu_exporter.io.decoding import json_as
 
 LABELS = 'gpu="0",UUID="GPU-1",modelName="NVIDIA A800-SXM4-80GB"'
 INT_BLANK, DOUBLE_BLANK = "9223372036854775794", "140737488355328.000000"
@@ -100,6 +103,76 @@ def test_of_an_impossible_value_the_others_count() -> None:
     scrapes = [Scrape(1000.0 + t, [ScrapedSample(name, labels, 4294967295.0 if t == 5 else 0.0)]) for t in range(20)]
     (gpu,) = as_json(diagnose_scrapes(WatchedScrapes(scrapes, "", 20.0)))["gpus"]
     assert gpu["class"] == "idle"
+
+
+BUSY = f"""DCGM_FI_DEV_GPU_UTIL{{{LABELS}}} 99
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{LABELS}}} 0.000000
+DCGM_FI_PROF_DRAM_ACTIVE{{{LABELS}}} 0.000000
+DCGM_FI_PROF_PCIE_TX_BYTES{{{LABELS}}} 0
+"""
+
+
+def test_counters_that_have_stopped() -> None:
+    """After an XID, DCGM reports 0 of a busy GPU. What it reports of others counts."""
+    other = BUSY.replace("GPU-1", "GPU-2").replace("0.000000", "0.9")
+    names = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+    assert values(BUSY) == [(names[0], 99)]
+    assert [sample.labels["UUID"] for sample in values_of(BUSY + other, TextParser()) if sample.name == names[1]] == [
+        "GPU-2"
+    ]
+    gpu = diagnosed(BUSY)
+    assert (gpu["class"], gpu["quality"]) == (None, "approximate")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("} 99", "} 49"),
+        ("} 99", "} 4294967295"),
+        ("ENGINE_ACTIVE", "ENGINE_OTHER"),
+        ("DRAM_ACTIVE", "DRAM_OTHER"),
+        ("TX_BYTES", "TX_BYTES"),
+    ],
+)
+def test_counters_that_may_be_right(old: str, new: str) -> None:
+    """The GPU is hardly used, how much is unknown, or it is only known that no kernel runs, or data moves."""
+    page = BUSY.replace(old, new)
+    page = page.replace("} 0\n", "} 7\n") if old == new else page
+    assert len(values(page)) == 4
+
+
+def test_counters_of_the_new_names() -> None:
+    names = {
+        "DCGM_FI_DEV_GPU_UTIL": "DCGM_FI_DEV_GPU_UTIL_RATIO",
+        "GR_ENGINE_ACTIVE": "GR_ENGINE_UTIL_RATIO",
+        "DRAM_ACTIVE": "DRAM_UTIL_RATIO",
+        "} 99": "} 0.99",
+    }
+    page = BUSY
+    for old, new in names.items():
+        page = page.replace(old, new)
+    assert values(page) == [("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.99)]
+
+
+def test_the_samples_of_a_prometheus() -> None:
+    """They are read in the same way."""
+    series = [
+        {"metric": {"__name__": sample.name, **sample.labels}, "values": [[1000.0, repr(float(sample.value))]]}
+        for sample in parsed(f"{BUSY}DCGM_FI_DEV_MEMORY_TEMP{{{LABELS}}} {INT_BLANK}\n")
+    ]
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
+    (scrape,) = scrapes_of(json_as(QueryAnswer, json.dumps(answer)))
+    assert [sample.name for sample in scrape.samples] == ["DCGM_FI_DEV_GPU_UTIL"]
+
+
+def test_busy_tensor_cores_need_no_sm_activity() -> None:
+    """The own list of dcgm-exporter lacks it, but a tensor core is never busier than its SM."""
+    page = f"""DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{LABELS}}} 0.99
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{LABELS}}} 0.92
+DCGM_FI_PROF_DRAM_ACTIVE{{{LABELS}}} 0.69
+"""
+    assert diagnosed(page)["class"] == "compute-bound"
+    assert diagnosed(page.replace("0.92", "0.5"))["class"] is None
 
 
 @pytest.mark.parametrize(
