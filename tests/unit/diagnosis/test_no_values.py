@@ -157,7 +157,7 @@ def test_counters_of_the_new_names() -> None:
 def test_the_samples_of_a_prometheus() -> None:
     """They are read in the same way."""
     series = [
-        {"metric": {"__name__": sample.name, **sample.labels}, "values": [[1000.0, repr(float(sample.value))]]}
+        {"metric": {"__name__": sample.name} | dict(sample.labels), "values": [[1000.0, repr(float(sample.value))]]}
         for sample in parsed(f"{BUSY}DCGM_FI_DEV_MEMORY_TEMP{{{LABELS}}} {INT_BLANK}\n")
     ]
     answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
