@@ -56,9 +56,10 @@ _ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9
 _UNIX = r"[0-9]{9,11}\.[0-9]{1,9}"
 _MONOTONIC = rf"\[ *[0-9]{{1,10}}\.[0-9]{{1,9}}(?: {_DELTA})?\]"
 _TIME = rf"(?P<time>{_DATE}|{_FULL}|{_ISO}|{_UNIX}|{_MONOTONIC})"
-# Of a syslog line only the tag `kernel:` shows that the kernel wrote it. RFC 5424 has a version and more fields.
+# Of a syslog line only the tag `kernel:` shows that the kernel wrote it; what is before it is the host, if that is not
+# left out (`journalctl --no-hostname`). RFC 5424 has a version and more fields.
 _SYSLOG = re.compile(
-    rf"(?:<[0-7]>)?(?:{_TIME} \S+ (?:kern\.[a-z]+ )?)?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
+    rf"(?:<[0-7]>)?(?:{_TIME} (?:\S*[^\s:] (?:kern\.[a-z]+ )?)?)?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
 )
 _RFC_5424 = re.compile(
     rf"(?:<[0-7]>)?1 (?P<time>{_ISO}) \S+ kernel \S+ \S+ (?:-|\[.*?\]) \ufeff?(?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL

@@ -55,6 +55,8 @@ PREFIXES: tuple[Callable[[str], str], ...] = (
     lambda text: f"<3>Nov 20 12:00:00 host kernel: [ 1234.567890] {text}",
     lambda text: f"<3>1 2026-11-20T12:00:00.123456+01:00 host kernel - - - [ 1234.567890] {text}",
     lambda text: f'1 2026-11-20T11:00:00Z host kernel 1 ID [meta sequenceId="7"] \ufeff{text}',
+    lambda text: f"Nov 20 12:00:00 kernel: {text}",
+    lambda text: f"[ 1234.567890] kernel: {text}",
     lambda text: f"10.0.0.7: kern:     err: [2026-11-20T11:00:00.123456789Z]: {text}",
     lambda text: journal(text),
     lambda text: f"\x1e{journal(text)}",

@@ -192,6 +192,7 @@ def test_times(line: str, at: float | None) -> None:
         f"Nov 20 12:00:00 host python3[4242]: {LOST}",
         f"Nov 20 12:00:00 host logger: {LOST}",
         f"Nov 20 12:00:00 host logger: kernel: {LOST}",
+        f"Nov 20 12:00:00 logger[7]: kernel: {LOST}",
         f"Nov 20 12:00:00 host kernel: traps: {LOST}",
         f"Nov 20 12:00:00 host kernel: [ 12.345678] comm={LOST}",
         f"user  :notice: [ 12.345678] {LOST}",
