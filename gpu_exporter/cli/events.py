@@ -102,6 +102,8 @@ def _left_out(log: SavedLog) -> Iterator[str]:
     """Yield what is not listed."""
     if log.found > KEPT:
         yield f"only the last {KEPT} of {log.found} XIDs are listed"
+    for fault, count in log.faults.items():
+        yield f"{fault}; messages without an XID: {count}"
     if log.mentions:
         yield f"left out {log.mentions} lines that mention an XID, but not as the kernel logs messages of the driver"
     if log.long:

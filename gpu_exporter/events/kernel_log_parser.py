@@ -42,6 +42,7 @@ _SXID_DETAIL = re.compile(r"Severity [0-9]|Data \{")
 _LOST = re.compile(rf"NVRM: The NVIDIA GPU {_PCI}\b.{{0,200}}fallen off the bus and is not responding", re.DOTALL)
 _BREAK = re.compile(r"(?:\n|#012)\s*NVRM: ")
 FELL_OFF_THE_BUS = 79
+_NOT_STARTED = re.compile(rf"NVRM: GPU {_PCI}: RmInitAdapter failed!")
 _PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]*))?(?:, |$)")
 _RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,4}) \(")
 
@@ -135,6 +136,15 @@ def parse_message(text: str) -> XidLine | SxidLine | None:
         return None
     fatal = sxid["severity"].lower() == "fatal" if sxid["severity"] else None
     return SxidLine(pci_bus_id(sxid["pci"]), int(sxid["code"]), fatal)
+
+
+def fault_without_xid(text: str) -> str:
+    """Return in words what a kernel message says of a GPU that cannot be used, though not with an XID; else nothing."""
+    found = _NOT_STARTED.match(text)
+    if found:
+        return f"the driver could not initialise GPU {pci_bus_id(found['pci'])}"
+    is_reset = text.startswith("NVRM: ") and "[NV_ERR_RESET_REQUIRED]" in text
+    return "the driver refused work because a GPU needs a reset" if is_reset else ""
 
 
 def _may_report(text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
 from gpu_exporter.events.kernel_log_parser import (
     KernelText,
     LineJoiner,
+    fault_without_xid,
     journal_message,
     kernel_text,
     parse_kmsg,
@@ -65,7 +66,8 @@ class SavedLog:
 
     `kernel` lines or entries are messages of the kernel, `mentions` those that report an XID without being one of them
     or in an unknown form, `long` those that were skipped. `cut`: the file is larger than what was read. `overwritten`
-    messages were in /dev/kmsg before the first that is still there.
+    messages were in /dev/kmsg before the first that is still there. `faults`: what the kernel
+    reported without an XID of GPUs that cannot be used, and how often.
     """
 
     entries: deque[SavedEntry] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -76,6 +78,7 @@ class SavedLog:
     long: int = 0
     cut: bool = False
     overwritten: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
     _entry: dict[str, str] = field(default_factory=dict)
     _time: str = ""
     _minute: str = ""
@@ -128,6 +131,8 @@ class SavedLog:
             self._minute = message.time
         line = parse_message(message.text)
         if line is None:
+            if fault := fault_without_xid(message.text):
+                self.faults[fault] += 1
             self.mentions += bool(_MENTION.search(message.text)) and not _is_detail(message.text)
             return
         self._add(line, message)

@@ -162,6 +162,21 @@ def test_a_lost_gpu_without_xid(first: str, others: str, time: str, tmp_path: Pa
     assert log.found == 1
 
 
+def test_faults_without_xid(tmp_path: Path) -> None:
+    """GPUs that cannot be used; a program that quotes such a message does not count."""
+    failed = "NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)"
+    reset = "NVRM: nvAssertOkFailedNoLog: Reset required [NV_ERR_RESET_REQUIRED] (0x62) @ channel.c:2827"
+    kernel = "Nov 20 12:00:00 host kernel: "
+    lines = [kernel + failed, kernel + failed, kernel + reset, f"Nov 20 12:00:00 host app[7]: {failed}"]
+    result = events(write(tmp_path / "log", "\n".join(lines)))
+    assert result.exit_code == 0
+    assert result.stdout == "no XIDs in the kernel log\n"
+    assert [line.partition("/log: ")[2] for line in result.stderr.splitlines()] == [
+        "the driver could not initialise GPU 00000000:0A:00.0; messages without an XID: 2",
+        "the driver refused work because a GPU needs a reset; messages without an XID: 1",
+    ]
+
+
 @pytest.mark.parametrize(
     "lines",
     [
