@@ -29,6 +29,10 @@ gpu-exporter then uses what every driver reports, and marks what it concludes as
 the live page show the word beside the class, the [API](api.md) and `diagnose --json` have `quality`, alerts have an
 annotation `quality`, and `{APPROXIMATE.record}` is 1 for the GPU.
 
+DCGM's counters can stop, for example after an XID: all of them are then 0 while the GPU is busy, until DCGM is
+restarted. If `diagnose` or `top` reads another exporter or a Prometheus, it leaves these values out. The recording
+rules use them, so alerts and dashboards show such a GPU as idle.
+
 ## What stands in for the counters
 
 A [signal](signals.md) uses the first of its sources that exists. Memory utilisation is an upper bound of DRAM activity:

@@ -309,6 +309,8 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
                 FILLED,
                 Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT), Compare(INT, ">=", BUSY_INT)),
             ),
+            # Tensor cores are never busier than their SMs, whose activity dcgm-exporter's own list lacks.
+            Compare(TENSOR, ">=", BUSY_SM),
             COMPUTES_AT_LIMIT,
         ),
         "the SMs are busy with arithmetic",

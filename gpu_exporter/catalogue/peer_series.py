@@ -24,13 +24,19 @@ _BASE: Mapping[str, tuple[str, float]] = {
 class PeerExporter:
     """Another exporter: the labels that identify a GPU on its series, and its labels by the names that they have here.
 
-    `prefixes` has, by label, what gpu-exporter has in front of the same value.
+    `prefixes` has, by label, what gpu-exporter has in front of the same value. All series, and only they, begin with
+    `start`, if it is not empty.
     """
 
     name: str
     identity: tuple[str, ...]
     labels: Mapping[str, str]
     prefixes: Mapping[str, str] = field(default_factory=dict)
+    start: str = ""
+
+    def has(self, name: str) -> bool:
+        """Whether a series of this name can only be one of this exporter."""
+        return bool(self.start) and name.startswith(self.start) and ":" not in name  # else a rule records it
 
 
 NVIDIA_GPU_EXPORTER = PeerExporter(
@@ -46,6 +52,7 @@ NVIDIA_GPU_EXPORTER = PeerExporter(
         "process_name": "process",
     },
     {"uuid": "GPU-", "mig_uuid": "MIG-"},
+    "nvidia_smi_",
 )
 NVITOP_EXPORTER = PeerExporter(
     "nvitop-exporter",

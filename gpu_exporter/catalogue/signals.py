@@ -47,8 +47,8 @@ def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
     return Signal(name, unit, metric.help.rstrip("."), _reads(metric), has_owner=False, plain=plain)
 
 
-_UTIL = (Read(m.GPU_UTIL_SECONDS.name, rate=True, most=1.0), *_reads(m.GPU_UTIL, 1e-2))
-_MEMORY_UTIL = (Read(m.MEM_UTIL_SECONDS.name, rate=True, most=1.0), *_reads(m.MEM_UTIL, 1e-2))
+_UTIL = tuple(replace(read, most=1.0) for read in _reads(m.GPU_UTIL, 1e-2, m.GPU_UTIL_SECONDS))
+_MEMORY_UTIL = tuple(replace(read, most=1.0) for read in _reads(m.MEM_UTIL, 1e-2, m.MEM_UTIL_SECONDS))
 GR_ACTIVE = _activity(PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time", *_UTIL)
 SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "{} of the SMs busy on average")
 SM_IDLE = Signal(

@@ -223,7 +223,9 @@ def print_diagnosis(request: DiagnosisRequest, output: Output) -> tuple[int, boo
         click.echo(f"gpu-exporter: {error}", err=True)
         return COULD_NOT_TELL, True
     if result.is_empty:
-        why = "no GPU found; `gpu-exporter doctor` says why, or give another --url"
+        why = "no GPU found; `gpu-exporter doctor` says why"
+        if request.remote:
+            why = "no GPU found; give the URL of gpu-exporter, dcgm-exporter, or a Prometheus that scrapes one of them"
         click.echo(f"gpu-exporter: {result.source}: {why}", err=True)
         return COULD_NOT_TELL, result.clean
     if output.report:

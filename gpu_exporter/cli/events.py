@@ -102,6 +102,8 @@ def _left_out(log: SavedLog) -> Iterator[str]:
     """Yield what is not listed."""
     if log.found > KEPT:
         yield f"only the last {KEPT} of {log.found} XIDs are listed"
+    for fault, count in log.faults.items():
+        yield f"{fault}; messages without an XID: {count}"
     if log.mentions:
         yield f"left out {log.mentions} lines that mention an XID, but not as the kernel logs messages of the driver"
     if log.long:
@@ -138,6 +140,6 @@ def _text(entry: SavedEntry, xids: Catalogue) -> str:
         severity = {True: "fatal", False: "not fatal", None: "severity unknown"}[line.fatal]
         return f"{where}  SXID {line.code} of an NVSwitch, {severity}"
     event = _event(entry, xids)
-    process = f" (pid {event.pid}, {event.process})" if event.pid else ""
+    process = f" ({', '.join(filter(None, (f'pid {event.pid}', event.process)))})" if event.pid else ""
     message = f'; message "{event.message}"' if event.message else ""
     return f"{where}  XID {event.xid} {event.name}: {event.meaning}{process}; {event.kind} -> {event.action}{message}"

@@ -82,6 +82,8 @@ DEVICE_INFO = "gpu:device:info"
 # 1 for each device and owner: pod or job.
 OWNERS_INFO = "gpu:device_owners:info"
 RATE_WINDOW = "2m"
+# By which factor a gauge may exceed its highest value: those of profiling counters do by little.
+FAR_BEYOND = 1.5
 # The signal that every device has: what is computed of a device without it is unknown.
 PRESENCE = "gr_active"
 
@@ -116,7 +118,8 @@ class Read:
     age_by: str = ""
     extract: str = ""
     shape: Within | Spread | None = None
-    # A rate may exceed what is possible, because its samples do not come at exact intervals.
+    # The highest possible value. A rate may exceed it, because its samples do not come at exact intervals; a value that
+    # exceeds it by far is none, and is left out: DCGM sometimes reports a utilisation of thousands of percent.
     most: float | None = None
 
     @property
@@ -146,7 +149,15 @@ class Read:
             return f"{self.age_by} - on (cluster, job, instance) group_right () {series}"
         if self.extract and self.any_of:
             return f'label_replace({series}, "xid", "$1", "{self.any_of[0]}", "{self.extract}")'
+        if self.highest is not None:
+            series = f"{series} <= {self.highest:.15g}"
+            return series if self.scale == 1.0 else f"({series}) * {self.scale:.15g}"
         return series if self.scale == 1.0 else f"{series} * {self.scale:.15g}"
+
+    @property
+    def highest(self) -> float | None:
+        """Return the highest value of the series that can be a measurement; None if any can, or if it is a counter."""
+        return None if self.most is None or self.rate else FAR_BEYOND * self.most / self.scale
 
     def _codes(self) -> str:
         """Return 1 for each GPU whose gauge has changed to one of the codes within a day.

@@ -79,7 +79,7 @@ class _Devices:
         device = self._known.get(key)
         if device is None:
             device = self._known[key] = _Device(_target(labels), labels.get("UUID", ""))
-        self.unidentified = self.unidentified or (not device.uuid and "gpu" in labels)
+        self.unidentified = self.unidentified or is_unidentified(labels)
         self.by_labels[id(labels)] = device
         return device
 
@@ -162,13 +162,18 @@ def _kept(
         device = by_labels[id(sample.labels)]
         if sample.name in over.get(device, ()):
             continue
-        if device.uuid or "gpu" not in sample.labels:
+        if not is_unidentified(sample.labels):
             yield sample
         elif newest[device.target] == scrape.at:  # it may have been identified since an earlier scrape
             of_target = f" of {device.target.instance}" if device.target.instance else ""
             name = f"{UNIDENTIFIED}{sample.labels['gpu']}{of_target}"
             node = sample.labels.get("node") or device.target.instance
             yield ScrapedSample(sample.name, {**sample.labels, "UUID": name, "node": node}, sample.value)
+
+
+def is_unidentified(labels: Mapping[str, str]) -> bool:
+    """Whether labels are those of a GPU without a UUID. Those of an NVLink have the UUID in another label."""
+    return not labels.get("UUID") and "gpu" in labels and "nvlink" not in labels
 
 
 def _node(labels: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from gpu_exporter.diagnosis import gather
+from gpu_exporter.diagnosis.no_values import values_of, with_values
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import TextParser, readable
 from gpu_exporter.diagnosis.window import FAMILIES, UNREAD
@@ -79,7 +80,7 @@ def scraped(remote: Remote, parse: TextParser) -> Scrape:
     """Scrape an exporter once. Raises GpuExporterError."""
     base = Remote(exporter_url(remote.url), *remote.credentials)
     try:
-        return gather.stamped(parse(base.metrics()))
+        return gather.stamped(values_of(base.metrics(), parse))
     except ValueError as error:
         raise GpuExporterError(
             f"{base.url}/metrics: not Prometheus text ({printable(str(error), 120)}); give the URL of an exporter, or "
@@ -139,7 +140,7 @@ def scrapes_of(answer: QueryAnswer) -> list[Scrape]:
             if not PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1]:
                 raise ValueError(f"{at:g} is not the time of a sample")
             by_time[at].append(ScrapedSample(name, labels, _number(value)))
-    return [Scrape(at, by_time[at]) for at in sorted(by_time)]
+    return [Scrape(at, with_values(by_time[at])) for at in sorted(by_time)]
 
 
 def _number(text: str) -> float:

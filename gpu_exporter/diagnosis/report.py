@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from gpu_exporter.diagnosis.nodes_report import NodesReport
     from gpu_exporter.diagnosis.result import DiagnosisResult
 
-UNKNOWN_CLASS = "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why"
+UNKNOWN_CLASS = (
+    "class unknown: profiling metrics are missing, such as SM activity: `gpu-exporter doctor` on the node says why; "
+    "dcgm-exporter needs more fields (docs/migration.md#back)"
+)
 UNCLEAR = "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU"
 APPROXIMATE_HINT = (
-    "What is approximate comes from utilisation and power, because the GPU has no profiling metrics "
+    "What is approximate comes from utilisation and power, because profiling metrics are missing, or 0 on a busy GPU "
     "(docs/without-profiling.md). Profiler traces, `gpu-exporter profile` and the step timer show more, on every GPU."
 )
 # What to do about a finding, by device and name of the mode.

@@ -65,10 +65,12 @@ class ValueReader:
     _first: float = math.inf
     _period: float = 0.0
     _is_plain: bool = True
+    _highest: float = LARGEST
 
     def __post_init__(self) -> None:
         way = self.way
         self._period = PERIODS.get(way.name, 0.0)
+        self._highest = LARGEST if way.highest is None else way.highest
         self._is_plain = not (way.codes or way.age_by or way.rate or way.where or way.any_of) and way.bit is None
 
     def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
@@ -82,13 +84,14 @@ class ValueReader:
             scale, values = way.scale, zip(devices, column.values, strict=True)
         else:
             scale, values = 1.0, self._values(at, column, by_name, read)
+        highest = self._highest
         if not self.points:
             self._first = at
         is_long, by_device = at - self._first > LONGEST_SECONDS, self.points
         for key, number in values:
             value = number * scale
             # Some exporters write NaN for a missing value.
-            if key is None or not (-LARGEST <= number <= LARGEST and -LARGEST <= value <= LARGEST):
+            if key is None or not (-LARGEST <= number <= highest and -LARGEST <= value <= LARGEST):
                 continue
             points = by_device[key]
             if points and points[-1][0] == at:
@@ -111,7 +114,7 @@ class ValueReader:
         for of_labels, number in zip(read.column(column).read, column.values, strict=True):
             if of_labels is None or (is_selective and not self._matches(of_labels.labels)):
                 continue
-            if not -LARGEST <= number <= LARGEST or of_labels.device.uuid in counted:
+            if not -LARGEST <= number <= self._highest or of_labels.device.uuid in counted:
                 continue
             value: float | None
             if way.rate:

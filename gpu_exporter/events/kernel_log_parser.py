@@ -37,6 +37,12 @@ _SXID = re.compile(
 )
 # An SXid is followed by lines of the same form with registers, which are not further errors.
 _SXID_DETAIL = re.compile(r"Severity [0-9]|Data \{")
+# A GPU that no longer answers when the driver starts has no XID, but this message of three lines. Text logs have it in
+# lines, or in one line with `#012` between them (syslog).
+_LOST = re.compile(rf"NVRM: The NVIDIA GPU {_PCI}\b.{{0,200}}fallen off the bus and is not responding", re.DOTALL)
+_BREAK = re.compile(r"(?:\n|#012)\s*NVRM: ")
+FELL_OFF_THE_BUS = 79
+_NOT_STARTED = re.compile(rf"NVRM: GPU {_PCI}: RmInitAdapter failed!")
 _PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]*))?(?:, |$)")
 _RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,4}) \(")
 
@@ -51,13 +57,16 @@ _ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9
 _UNIX = r"[0-9]{9,11}\.[0-9]{1,9}"
 _MONOTONIC = rf"\[ *[0-9]{{1,10}}\.[0-9]{{1,9}}(?: {_DELTA})?\]"
 _TIME = rf"(?P<time>{_DATE}|{_FULL}|{_ISO}|{_UNIX}|{_MONOTONIC})"
-# Of a syslog line only the tag `kernel:` shows that the kernel wrote it. RFC 5424 has a version and more fields.
+# Of a syslog line only the tag `kernel:` shows that the kernel wrote it; what is before it is the host, if that is not
+# left out (`journalctl --no-hostname`). RFC 5424 has a version and more fields.
 _SYSLOG = re.compile(
-    rf"(?:<[0-7]>)?(?:{_TIME} \S+ (?:kern\.[a-z]+ )?)?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
+    rf"(?:<[0-7]>)?(?:{_TIME} (?:\S*[^\s:] (?:kern\.[a-z]+ )?)?)?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
 )
 _RFC_5424 = re.compile(
     rf"(?:<[0-7]>)?1 (?P<time>{_ISO}) \S+ kernel \S+ \S+ (?:-|\[.*?\]) \ufeff?(?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
 )
+# `talosctl dmesg`, also of several nodes.
+_TALOS = re.compile(rf" *(?:\S+: +)?kern: +[a-z]+: \[(?P<time>{_ISO})\]: (?P<text>.*)", re.DOTALL)
 # `dmesg`: seconds since boot, the date (-T), that of the minute or the time since the last line (-H), or ISO 8601.
 _STAMPS = (
     r" *[0-9]{1,10}\.[0-9]{3,9}",
@@ -85,7 +94,7 @@ class KernelText:
 
 def parse(line: str) -> XidLine | SxidLine | None:
     """Parse a line of `dmesg`, a syslog file or `journalctl` (also `-o json`); None if it is not an (S)XID."""
-    if "Xid" not in line and "{" not in line[:7]:  # nearly all lines, and cheaper than what follows
+    if not _may_report(line) and "{" not in line[:7]:  # nearly all lines, and cheaper than what follows
         return None
     message = kernel_text(line)
     found = parse_message(message.text) if message else None
@@ -100,7 +109,7 @@ def kernel_text(line: str) -> KernelText | None:
     entry = line.removeprefix("\x1e").removeprefix("data: ")  # json-seq, json-sse
     if entry.startswith("{"):
         return journal_text(entry)
-    prefix = _SYSLOG.fullmatch(line) or _RFC_5424.fullmatch(line)
+    prefix = _SYSLOG.fullmatch(line) or _RFC_5424.fullmatch(line) or _TALOS.fullmatch(line)
     if prefix:
         return KernelText(prefix["text"], _time(prefix["time"]), unix_time(prefix["time"]))
     prefix = _DMESG.fullmatch(line)
@@ -119,11 +128,52 @@ def parse_message(text: str) -> XidLine | SxidLine | None:
     xid = _XID.fullmatch(text)
     if xid:
         return _xid(xid)
+    lost = _LOST.match(text)
+    if lost:
+        return XidLine(pci_bus_id(lost["pci"]), FELL_OFF_THE_BUS, _BREAK.sub(" ", text).removeprefix("NVRM: ").rstrip())
     sxid = _SXID.fullmatch(text)
     if not sxid or _SXID_DETAIL.match(sxid["rest"]):
         return None
     fatal = sxid["severity"].lower() == "fatal" if sxid["severity"] else None
     return SxidLine(pci_bus_id(sxid["pci"]), int(sxid["code"]), fatal)
+
+
+def fault_without_xid(text: str) -> str:
+    """Return in words what a kernel message says of a GPU that cannot be used, though not with an XID; else nothing."""
+    found = _NOT_STARTED.match(text)
+    if found:
+        return f"the driver could not initialise GPU {pci_bus_id(found['pci'])}"
+    is_reset = text.startswith("NVRM: ") and "[NV_ERR_RESET_REQUIRED]" in text
+    return "the driver refused work because a GPU needs a reset" if is_reset else ""
+
+
+def _may_report(text: str) -> bool:
+    """Whether a text may report an XID, an SXid or a lost GPU."""
+    return "Xid" in text or "fallen off" in text
+
+
+class LineJoiner:
+    """Finds the message about a lost GPU in a text log that has its lines one by one."""
+
+    def __init__(self) -> None:
+        self._first: KernelText | None = None
+        self._text = ""
+
+    def take(self, line: str) -> tuple[XidLine | SxidLine, KernelText] | None:
+        """Add a line; return what the message reports that it completes, with the first line of the message."""
+        if "NVRM: " not in line:
+            self._first = None
+        elif "NVRM: The NVIDIA GPU" in line:
+            self._first = kernel_text(line)
+            self._text = self._first.text if self._first else ""
+        elif self._first:
+            message = kernel_text(line)
+            self._text += "\n" + (message.text if message else line.strip())
+            found = parse_message(self._text)
+            if found:
+                first, self._first = self._first, None
+                return found, first
+        return None
 
 
 def _xid(found: re.Match[str]) -> XidLine:
@@ -219,7 +269,7 @@ class KmsgRecord:
     @property
     def xid_line(self) -> XidLine | SxidLine | None:
         """The (S)XID that it reports, if the kernel wrote it."""
-        return parse_message(self.message) if self.facility == 0 and "Xid" in self.message else None
+        return parse_message(self.message) if self.facility == 0 and _may_report(self.message) else None
 
 
 _HEADER = re.compile(rb"([0-9]{1,6}),([0-9]{1,20}),([0-9]{1,20})(?:,[^;\n]*)?;([^\n]*)(?:\n|\Z)")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition
-from gpu_exporter.events.kernel_log_parser import parse, parse_kmsg
+from gpu_exporter.events.kernel_log_parser import LineJoiner, parse, parse_kmsg
 
 RECORD = 16384  # the kernel rejects a buffer that is smaller than a record; the longest are 8 KiB
 CHUNK = 65536
@@ -65,6 +65,7 @@ class KernelLog:
         self._boot_id = ""
         self._partial = b""
         self._skip_partial_line = False
+        self._joiner = LineJoiner()
 
     def read(self) -> list[LogEntry]:
         """Return the (S)XIDs since the last call. Reads at most 20 000 records or 8 MiB, and about 5000 (S)XIDs."""
@@ -179,9 +180,14 @@ class KernelLog:
     def _line(self, line: bytes, entries: list[LogEntry]) -> None:
         position = self._advance(len(line) + 1)
         skipped, self._skip_partial_line = self._skip_partial_line or len(line) > LONGEST_LINE, False
-        xid = None if skipped else parse(line.decode(errors="replace"))  # the tail of a line is not parsed
+        if skipped:  # the tail of a line is not parsed
+            return
+        text = line.decode(errors="replace")
+        xid, joined = parse(text), self._joiner.take(text)
         if xid:
             entries.append(LogEntry(position, xid.at, xid))
+        elif joined:
+            entries.append(LogEntry(position, joined[1].at, joined[0]))
 
     def _advance(self, length: int) -> LogPosition:
         assert self.position is not None

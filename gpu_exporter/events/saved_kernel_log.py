@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,8 @@ from gpu_exporter.events.event_log import KEPT
 from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
 from gpu_exporter.events.kernel_log_parser import (
     KernelText,
+    LineJoiner,
+    fault_without_xid,
     journal_message,
     kernel_text,
     parse_kmsg,
@@ -64,7 +66,8 @@ class SavedLog:
 
     `kernel` lines or entries are messages of the kernel, `mentions` those that report an XID without being one of them
     or in an unknown form, `long` those that were skipped. `cut`: the file is larger than what was read. `overwritten`
-    messages were in /dev/kmsg before the first that is still there.
+    messages were in /dev/kmsg before the first that is still there. `faults`: what the kernel
+    reported without an XID of GPUs that cannot be used, and how often.
     """
 
     entries: deque[SavedEntry] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -75,9 +78,11 @@ class SavedLog:
     long: int = 0
     cut: bool = False
     overwritten: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
     _entry: dict[str, str] = field(default_factory=dict)
     _time: str = ""
     _minute: str = ""
+    _joiner: LineJoiner = field(default_factory=LineJoiner)
 
     def take(self, line: str) -> None:
         """Add a line."""
@@ -93,6 +98,9 @@ class SavedLog:
                 self._entry[name] = value
         else:
             self._message(kernel_text(_without_kmsg_header(text)), text)
+            joined = self._joiner.take(text)
+            if joined:
+                self._add(joined[0], joined[1])
 
     def skip(self, part: bytes, *, ends: bool) -> None:
         """Count a line, or a part of it, that is longer than any message of the kernel."""
@@ -119,16 +127,19 @@ class SavedLog:
             return
         self.kernel += 1
         # `dmesg -H` has the date where the minute changes, and later the time since the line before.
-        time = message.time
-        if time.startswith("+"):
-            time = self._minute
-        else:
-            self._minute = time
+        if not message.time.startswith("+"):
+            self._minute = message.time
         line = parse_message(message.text)
         if line is None:
+            if fault := fault_without_xid(message.text):
+                self.faults[fault] += 1
             self.mentions += bool(_MENTION.search(message.text)) and not _is_detail(message.text)
             return
+        self._add(line, message)
+
+    def _add(self, line: XidLine | SxidLine, message: KernelText) -> None:
         self.found += 1
+        time = self._minute if message.time.startswith("+") else message.time
         self.entries.append(SavedEntry(line, message.at, time))
 
 

@@ -19,6 +19,8 @@ from gpu_exporter.migration.rewrite import Rewritten, rewrite, rewrite_selector
 
 _LABEL_VALUES = re.compile(r"\s*label_values\(\s*(?:(?P<query>.+?)\s*,\s*)?(?P<label>\w+)\s*\)\s*", re.DOTALL)
 _QUERY_RESULT = re.compile(r"\s*query_result\((?P<query>.+)\)\s*", re.DOTALL)
+# A line of a file of rules or of a dashboard.
+_QUERY = re.compile(r"^[ \t-]*\"?expr\"?[ \t]*:", re.MULTILINE)
 # How a dashboard names a label outside its queries: in legends, links and templates of alerts.
 _REFERENCE = re.compile(
     r"(?P<before>\{\{\s*(?:\$labels\.)?|\$labels\.|__(?:data\.fields|field\.labels)\.)(?P<label>\w+)\b"
@@ -80,6 +82,9 @@ class Migration:
             raise ValueError("neither a dashboard in JSON nor a file of rules in YAML")
         recorded = self._recorded(root)
         for values in map(_scalars, _mappings(root)):
+            for key, value in values.items():
+                if isinstance(value, ScalarNode) and self._contains_queries(value.value):
+                    self.refuse(key, "a file inside of a file: save it as one of its own and rewrite that")
             expr = values.get("expr")
             if not isinstance(expr, ScalarNode):
                 continue
@@ -96,6 +101,10 @@ class Migration:
         for begin, end, text in sorted(edits, reverse=True):
             content = content[:begin] + text + content[end:]
         return content
+
+    def _contains_queries(self, text: str) -> bool:
+        """Whether a text is a dashboard or a file of rules for another exporter, as in a ConfigMap."""
+        return _QUERY.search(text) is not None and any(name in text for name in self.series)
 
     def _peer(self, query: str, recorded: Mapping[str, PeerExporter]) -> PeerExporter:
         """Return the exporter that a rewritten query reads."""

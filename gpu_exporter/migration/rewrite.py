@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from gpu_exporter.catalogue.metrics import INFO
-from gpu_exporter.catalogue.peer_series import WITHOUT, PeerExporter, PeerSeries
+from gpu_exporter.catalogue.peer_series import PEERS, WITHOUT, PeerExporter, PeerSeries
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.migration.promql import (
     AGGREGATORS,
@@ -80,7 +80,10 @@ def rewrite(
     except ValueError as error:
         reads = any(name in query for name in series)
         return _refused(query, f"not PromQL: {printable(str(error), 100)}") if reads else None
-    if not any(_peers(selector, series) or selector.name in recorded for selector in selectors(nodes)):
+    if not any(
+        _peers(selector, series) or selector.name in recorded or _unlisted(selector, series)
+        for selector in selectors(nodes)
+    ):
         return None
     left_out: list[str] = []
     try:
@@ -117,6 +120,12 @@ def _peers(selector: SeriesSelector, series: Mapping[str, PeerSeries]) -> Sequen
     names = (each.value[1:-1] for each in selector.matchers if each.label == "__name__" and each.op in ("=", "=~"))
     literal = next((_LITERAL.match(name) for name in names), None)
     return [each for name, each in series.items() if literal and literal[0] and name.startswith(literal[0])]
+
+
+def _unlisted(selector: SeriesSelector, series: Mapping[str, PeerSeries]) -> str:
+    """Return by its name whose series a selector selects, if the table of all series lacks it; else nothing."""
+    name = selector.name or ""
+    return "" if name in series else next((peer.name for peer in PEERS if peer.has(name)), "")
 
 
 def _without_unknown(nodes: Query, series: Mapping[str, PeerSeries], left_out: list[str]) -> Query:
@@ -174,6 +183,8 @@ def _checked(nodes: Query, series: Mapping[str, PeerSeries], left_out: list[str]
 
 def _check(selector: SeriesSelector, series: Mapping[str, PeerSeries]) -> None:
     found = _peers(selector, series)
+    if unlisted := _unlisted(selector, series):
+        raise CannotRewriteError(f"{selector.name} is not a known series of {unlisted}")
     if found and not selector.name:
         raise CannotRewriteError("selects series by a regular expression of their names")
     for each in found:

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.diagnosis.gather import stamped
+from gpu_exporter.diagnosis.no_values import values_of
 from gpu_exporter.diagnosis.remote_scrapes import is_prometheus
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
@@ -163,7 +165,7 @@ class UrlFeed:
 
     def _scrape(self) -> None:
         try:
-            scrape = stamped(parsed(self._remote.metrics(), READ.__contains__))
+            scrape = stamped(values_of(self._remote.metrics(), partial(parsed, is_read=READ.__contains__)))
         except ValueError as error:
             raise GpuExporterError(
                 f"{self._remote.url}/metrics: not Prometheus text ({printable(str(error), 120)})"

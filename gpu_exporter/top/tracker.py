@@ -13,7 +13,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import Code, as_dicts, explanations, hit_by, with_code
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
-from gpu_exporter.diagnosis.presence import explain
+from gpu_exporter.diagnosis.presence import explain, is_unidentified
 from gpu_exporter.diagnosis.report import is_reported
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, Scrape, ScrapedSample, plausible, samples_by_name
@@ -283,6 +283,6 @@ def _reason(labels: Mapping[str, str]) -> str:
 def _with_uuid(sample: ScrapedSample) -> ScrapedSample:
     """Return a sample of a GPU that was never identified with a name in place of the UUID."""
     labels = sample.labels
-    if labels.get("UUID") or "gpu" not in labels:
+    if not is_unidentified(labels):
         return sample
     return sample._replace(labels={**labels, "UUID": f"{UNIDENTIFIED}{labels['gpu']}"})

@@ -172,10 +172,11 @@ def test_old_points_are_dropped() -> None:
     assert max(over.window for over in overs) + 2 * LOOKBACK_SECONDS < KEPT_SECONDS
     labels = {"gpu": "0", "UUID": "GPU-0"}
     scrapes = (
-        Scrape(60.0 * minute, [ScrapedSample(m.GR_ENGINE_ACTIVE.name, labels, minute)]) for minute in range(1, 3000)
+        Scrape(60.0 * minute, [ScrapedSample(m.GR_ENGINE_ACTIVE.name, labels, minute / 3000)])
+        for minute in range(1, 3000)
     )
     window = seen(scrapes, {})
     (device,) = window.devices
     points = window.points(device, s.GR_ACTIVE)
     assert KEPT_SECONDS < window.now - points[0][0] <= 2 * KEPT_SECONDS + 60
-    assert points[-1] == (window.now, 2999)
+    assert points[-1] == (window.now, 2999 / 3000)

@@ -60,6 +60,14 @@ def test_a_gpu_that_was_never_identified() -> None:
     assert [match.mode.name for match in diagnoses[1].matches] == ["GpuLost"]
 
 
+def test_a_link_is_no_gpu() -> None:
+    """dcgm-exporter writes the GPU of an NVLink into labels of other names."""
+    labels = {"nvlink": "3", "gpu": "0", "gpu_uuid": "GPU-0", "device": "nvidia0"}
+    link = [ScrapedSample("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", labels, 4.0)]
+    found, _ = present([scrape(at, gpu(0, up=None), link) for at in (0.0, 1.0)])
+    assert [each.device.uuid for each in diagnose(seen(found, {}))] == ["GPU-0"]
+
+
 def test_expected_gpus_that_are_not_listed() -> None:
     count = [ScrapedSample("gpu_devices_expected", {"instance": "node-a"}, 8)]
     absent = present([scrape(0, gpu(0, instance="node-a"), gpu(1, instance="node-a"), count)]).absent

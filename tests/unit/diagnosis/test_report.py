@@ -70,7 +70,8 @@ def test_one_communicating_gpu_has_no_other_rank() -> None:
     [
         (
             {"DCGM_FI_DEV_GPU_TEMP": 50.0},
-            "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why",
+            "class unknown: profiling metrics are missing, such as SM activity: `gpu-exporter doctor` on the node says "
+            "why; dcgm-exporter needs more fields (docs/migration.md#back)",
             [],
         ),
         (

@@ -22,6 +22,13 @@ FAULT_SAYS = XidLine(
 )
 LOST = "NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."
 LOST_SAYS = XidLine("00000000:03:00.0", 79, "GPU has fallen off the bus.")
+# One message of three lines, from a GPU that did not answer when the driver started.
+DEAD = (
+    "NVRM: The NVIDIA GPU 0000:b3:00.0",
+    "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
+DEAD_SAYS = XidLine("00000000:B3:00.0", 79, " ".join(line.removeprefix("NVRM: ") for line in DEAD))
 SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 46 LTSSM Fault Up"
 SWITCH_SAYS = SxidLine("00000000:C1:00.0", 20034, True)
 
@@ -32,6 +39,7 @@ SWITCH_SAYS = SxidLine("00000000:C1:00.0", 20034, True)
         (FAULT, FAULT_SAYS),
         (LOST, LOST_SAYS),
         (SWITCH, SWITCH_SAYS),
+        ("#012".join(DEAD), DEAD_SAYS),
         (
             "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 13, pid=1234, name=python3, Graphics SM Warp Exception",
             XidLine("00000000:01:00.0", 13, "Graphics SM Warp Exception", 1234, "python3", instance=5),
@@ -143,6 +151,7 @@ def test_recovery_action_of_xid_154(number: int, words: str, action: Action) -> 
         (f"Fri 2026-11-20 16:30:00 +0530 host kernel: {LOST}", 1795172400.0),
         (f"<3>1 2026-11-20T12:00:00+01:00 host kernel - - - {LOST}", 1795172400.0),
         (f"[Nov20 12:00] {LOST}", None),
+        (f" kern:     err: [2026-11-20T11:00:00.5Z]: {LOST}", 1795172400.5),
         (journal(LOST), 1795172400.123456),
         (journal(LOST, __REALTIME_TIMESTAMP="soon", _SOURCE_MONOTONIC_TIMESTAMP="-1"), None),
     ],
@@ -183,9 +192,13 @@ def test_times(line: str, at: float | None) -> None:
         f"Nov 20 12:00:00 host python3[4242]: {LOST}",
         f"Nov 20 12:00:00 host logger: {LOST}",
         f"Nov 20 12:00:00 host logger: kernel: {LOST}",
+        f"Nov 20 12:00:00 logger[7]: kernel: {LOST}",
         f"Nov 20 12:00:00 host kernel: traps: {LOST}",
         f"Nov 20 12:00:00 host kernel: [ 12.345678] comm={LOST}",
         f"user  :notice: [ 12.345678] {LOST}",
+        f"10.0.0.7: user: notice: [2026-11-20T11:00:00.5Z]: {LOST}",
+        "#012".join(DEAD[:2]),
+        "NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:26b5)#012NVRM: installed in this system is not supported",
         f"<13>[ 12.345678] {LOST}",
         journal(LOST, _TRANSPORT="syslog", SYSLOG_IDENTIFIER="kernel"),
         journal(LOST, SYSLOG_FACILITY="1"),
@@ -252,6 +265,12 @@ def test_only_the_kernels_facility_counts(facility: int) -> None:
     record = parse_kmsg(f"{facility << 3 | 3},7,1500000,-;{LOST}\n DEVICE=+pci:0000:03:00.0\n".encode())
     assert record is not None
     assert record.xid_line == (LOST_SAYS if facility == 0 else None)
+
+
+def test_a_record_of_several_lines() -> None:
+    record = parse_kmsg(b"3,7,1500000,-;" + b"\\x0a".join(line.encode() for line in DEAD) + b"\n")
+    assert record is not None
+    assert record.xid_line == DEAD_SAYS
 
 
 @pytest.mark.parametrize("text", [f"[ 12.345678] {LOST}", f"kernel: {LOST}", f"a\\x0a{LOST}", f" {LOST}"])

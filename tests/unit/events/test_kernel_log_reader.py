@@ -177,6 +177,21 @@ def test_a_file_is_followed(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_message_of_several_lines(tmp_path: Path) -> None:
+    """A GPU that does not answer when the driver starts has no XID; its message may be complete only later."""
+    path = tmp_path / "kern.log"
+    prefix = "2026-11-20T11:00:00Z host kernel: "
+    path.write_text(
+        f"{prefix}NVRM: The NVIDIA GPU 0000:b3:00.0\n{prefix}NVRM: (PCI ID: 10de:26b5) installed in it has\n"
+    )
+    log = KernelLog(path)
+    assert log.read() == []
+    with path.open("a") as file:
+        file.write(f"{prefix}NVRM: fallen off the bus and is not responding to commands.\n{prefix}NVRM: loading\n")
+    (entry,) = log.read()
+    assert (entry.line.pci, entry.line.code, entry.at) == ("00000000:B3:00.0", 79, 1795172400.0)
+
+
 def test_start_position_of_a_file(tmp_path: Path) -> None:
     """At the beginning, or behind earlier lines; a position of another or shorter file is ignored."""
     path = tmp_path / "kern.log"

@@ -61,6 +61,11 @@ def test_every_form_is_read(prefix: Callable[[str], str], tmp_path: Path) -> Non
     assert (log.found, log.lines, log.kernel, log.mentions) == (2, 3, 3, 0)
 
 
+def test_a_process_without_name(tmp_path: Path) -> None:
+    line = "NVRM: Xid (PCI:0000:01:00): 79, pid=1122, GPU has fallen off the bus."
+    assert "(pid 1122);" in events(write(tmp_path / "log", line)).output
+
+
 @pytest.mark.parametrize("form", [VERBOSE, EXPORT, PRETTY])
 def test_entries_of_several_lines(form: str, tmp_path: Path) -> None:
     """The journal's fields name the writer, in any order, and have the time."""
@@ -131,6 +136,58 @@ def test_what_cannot_be_read_is_no_good_news(content: str | bytes, error: str, t
     assert result.exit_code == 1
     assert error in result.output
     assert "no XIDs" not in result.output
+
+
+DEAD = (
+    "NVRM: The NVIDIA GPU 0000:b3:00.0",
+    "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "time"),
+    [
+        ("[ 1843.308145] ", "               ", "1843.308145 s after boot"),
+        ("Nov 20 12:00:00 host kernel: ", "                             ", "Nov 20 12:00:00"),
+        ("Nov 20 12:00:00 host kernel: ", "Nov 20 12:00:01 host kernel: ", "Nov 20 12:00:00"),
+        ("[Nov20 12:00] ", "[  +0.000002] ", "Nov20 12:00"),
+    ],
+)
+def test_a_lost_gpu_without_xid(first: str, others: str, time: str, tmp_path: Path) -> None:
+    """Text logs have the lines of its message one by one, or indented."""
+    lines = [f"{first}{DEAD[0]}", *(f"{others}{line}" for line in DEAD[1:]), f"{first}NVRM: loading"]
+    log = read_saved(write(tmp_path / "log", "\n".join(lines)))
+    assert [(entry.line.pci, entry.line.code, entry.time) for entry in log.entries] == [("00000000:B3:00.0", 79, time)]
+    assert log.found == 1
+
+
+def test_faults_without_xid(tmp_path: Path) -> None:
+    """GPUs that cannot be used; a program that quotes such a message does not count."""
+    failed = "NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)"
+    reset = "NVRM: nvAssertOkFailedNoLog: Reset required [NV_ERR_RESET_REQUIRED] (0x62) @ channel.c:2827"
+    kernel = "Nov 20 12:00:00 host kernel: "
+    lines = [kernel + failed, kernel + failed, kernel + reset, f"Nov 20 12:00:00 host app[7]: {failed}"]
+    result = events(write(tmp_path / "log", "\n".join(lines)))
+    assert result.exit_code == 0
+    assert result.stdout == "no XIDs in the kernel log\n"
+    assert [line.partition("/log: ")[2] for line in result.stderr.splitlines()] == [
+        "the driver could not initialise GPU 00000000:0A:00.0; messages without an XID: 2",
+        "the driver refused work because a GPU needs a reset; messages without an XID: 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (f"Nov 20 12:00:00 host python3[7]: {DEAD[0]}", *DEAD[1:]),
+        (f"[ 1.000000] {DEAD[0]}", "[ 1.000000] usb 1-1", DEAD[2]),
+        (f"[ 1.000000] {DEAD[0]} (PCI ID: 10de:26b5)", "[ 1.000000] NVRM: installed in this system is not supported"),
+    ],
+)
+def test_other_messages_about_gpus(lines: tuple[str, ...], tmp_path: Path) -> None:
+    """Lines of a program, parts of the message, and another one that begins as it does."""
+    assert not read_saved(write(tmp_path / "log", "\n".join((BOOT, *lines)))).entries
 
 
 @pytest.mark.parametrize("quote", QUOTES)

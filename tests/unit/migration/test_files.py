@@ -182,6 +182,23 @@ def test_variables(query: str, after: str) -> None:
     assert found["regex"] == ('/UUID="(?<value>[^"]+)/' if after != query else '/uuid="(?<value>[^"]+)/')
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "groups:\n- rules:\n  - alert: Hot\n    expr: nvidia_smi_temperature_gpu > 85\n",
+        "groups:\n- rules:\n  - expr: nvidia_smi_temperature_gpu > 85\n",
+        json.dumps({"panels": [{"targets": [{"expr": "nvidia_smi_temperature_gpu"}]}]}, indent=2),
+    ],
+)
+def test_files_in_a_config_map_are_not_rewritten(text: str) -> None:
+    """They are listed; other texts are not."""
+    content = yaml.safe_dump({"kind": "ConfigMap", "data": {"a.yaml": text, "b.md": "nvidia_smi_pstate, expr: none\n"}})
+    migration = Migration()
+
+    assert yaml.safe_load(migration.migrate(content)) == yaml.safe_load(content)
+    assert migration.problems == [("a.yaml", ("a file inside of a file: save it as one of its own and rewrite that",))]
+
+
 def test_a_dashboard_of_another_exporter_stays() -> None:
     """It is only formatted."""
     document = {"panels": [{**PANEL, "targets": [{"expr": "up", "legendFormat": "{{uuid}}"}]}]}

@@ -119,6 +119,7 @@ def test_a_query_is_rewritten(before: str, after: str) -> None:
             "host_load_average_1m_Percentage",
             "host_load_average_1m_Percentage has no counterpart: node_exporter: node_load1",
         ),
+        ("nvidia_smi_memory_used_mb > 9e3", "nvidia_smi_memory_used_mb is not a known series of nvidia_gpu_exporter"),
         ('{__name__=~"nvidia_smi_ecc_.+"}', "selects series by a regular expression of their names"),
         (
             "stdvar_over_time(nvidia_smi_fan_speed_ratio[1h])",
@@ -158,7 +159,10 @@ def test_an_alternative_without_a_counterpart_is_left_out(query: str, after: str
     assert found.text.splitlines() == ["# left out: nvidia_smi_compute_mode has no counterpart", after]
 
 
-@pytest.mark.parametrize("query", ["up", "node_load1 / 2", 'DCGM_FI_DEV_GPU_UTIL{gpu="0"}', "not ( promql", "", '"'])
+@pytest.mark.parametrize(
+    "query",
+    ["up", "node_load1 / 2", "nvidia_smi_pstate:max5m", 'DCGM_FI_DEV_GPU_UTIL{gpu="0"}', "not ( promql", "", '"'],
+)
 def test_other_queries_stay(query: str) -> None:
     """Also those that are not PromQL."""
     assert rewrite(query, SERIES) is None
