@@ -7,10 +7,12 @@ links in place of the files are not followed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -33,7 +35,7 @@ class HistoryStore:
         self.directory = directory
 
     def append(self, at: float, lines: Sequence[bytes]) -> None:
-        """Append lines to the file of a day (unix seconds), and delete what is too old or too much.
+        """Append all lines to the file of a day (unix seconds) or none, and delete what is too old or too much.
 
         Raises NewerStateError for a file of a newer gpu-exporter.
         """
@@ -51,7 +53,14 @@ class HistoryStore:
             else:
                 head = json.dumps({"version": VERSION}).encode() + b"\n"
                 self._delete_old(path)
-            file.write(head + b"".join(line + b"\n" for line in lines))
+            content = head + b"".join(line + b"\n" for line in lines)
+            try:
+                if file.write(content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            except OSError:
+                with suppress(OSError):  # the caller writes all of it again
+                    file.truncate(size)
+                raise
 
     def _delete_old(self, newest: Path) -> None:
         """Delete the oldest files, so that the bytes and days are within the limits with a file of another day."""

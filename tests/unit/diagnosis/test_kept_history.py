@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,29 @@ def test_a_line_that_was_cut_off_is_skipped(tmp_path: Path) -> None:
     assert incident.end == BEGIN + 600
 
 
+def test_what_a_full_disk_refused_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each record once, also if the disk took half a line; without a try at each diagnosis."""
+    kept = KeptHistory(tmp_path)
+    judge(kept, 0, 60, straggler())
+    (path,) = tmp_path.iterdir()
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, limits[1]))
+    try:
+        judge(kept, 90, 600)
+        assert path.read_bytes() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    judge(kept, 601, 602, every=1.0)
+    assert path.read_bytes() == before
+    judge(kept, 660, 720, straggler(words="another"))
+    (incident,) = [each["incident"] for each in lines(tmp_path) if each.get("incident", {}).get("end")]
+    assert incident["start"] == BEGIN
+    assert len({json.dumps(each) for each in lines(tmp_path)}) == len(lines(tmp_path))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"--state-dir: {path}: No space left on device; it is tried again every minute"
+    ]
+
+
 def test_the_file_of_a_newer_version_is_left_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = HistoryStore(tmp_path)
     store.append(BEGIN, [b"{}"])
@@ -247,6 +271,22 @@ def test_a_report_is_written_when_a_job_has_ended(tmp_path: Path) -> None:
     assert found["ranks"][0]["node"] == "node-1"
     assert found["ranks"][0]["steps"] == 90
     assert found["goodput"] > 0.6
+
+
+def test_a_report_that_cannot_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "reports").write_text("no directory")
+    ends = JobReports(tmp_path / "reports", "node-1", Names(mask=False))
+    kept, values = KeptHistory(tmp_path / "state", ends), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    for number in range(30):
+        taken = snapshots([values], begin=BEGIN + 30 * number, job="train" if number < 10 else "")
+        kept.take(watched(taken).current, taken[-1])
+        kept._wait()
+        if number == 20:
+            (tmp_path / "reports").unlink()
+    assert len(list((tmp_path / "reports").glob("*train*.html"))) == 1
+    assert f"--job-reports: {tmp_path / 'reports'}: File exists" in caplog.text
+    written = lines(tmp_path / "state")
+    assert len({json.dumps(each) for each in written}) == len(written)
 
 
 def test_names_in_a_report_are_masked(tmp_path: Path) -> None:
