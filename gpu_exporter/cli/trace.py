@@ -296,9 +296,12 @@ def _report(kernels: Sequence[KernelReport], number: int) -> Iterator[str]:
         yield f"  and {number - len(kernels)} more"
 
 
-@command("trace", click.Group)
-def trace_command() -> None:
+@command("trace", click.Group, invoke_without_command=True)
+@click.pass_context
+def trace_command(ctx: click.Context) -> None:
     """It needs NumPy: pip install numpy."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 for each in (analyze_command, diff_command, top_command):

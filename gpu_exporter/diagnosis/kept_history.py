@@ -22,7 +22,7 @@ from gpu_exporter.diagnosis.job_usage import JobUsage, rank_samples
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
-from gpu_exporter.io.file_access import FileWorker
+from gpu_exporter.io.file_access import FileWorker, cause
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import Snapshot
@@ -157,7 +157,7 @@ class KeptHistory:
         try:
             latest, _ = self._reader.call(lambda: self._read(now - DAY_SECONDS, now))
         except (OSError, NewerStateError) as error:
-            self._complain(f"--state-dir: the history of incidents cannot be read: {error}")
+            self._complain(f"--state-dir: the history of incidents cannot be read: {cause(error)}")
             return
         for each in latest.values():
             if each.end is None:
@@ -204,7 +204,7 @@ class KeptHistory:
         except OSError as error:
             self._left, self._failed_at = (lines, jobs), at
             where = error.filename or self._store.directory
-            self._complain(f"{option}: {where}: {error.strerror}; it is tried again every minute")
+            self._complain(f"{option}: {where}: {cause(error)}; it is tried again every minute")
         else:
             self._complained = ""
 

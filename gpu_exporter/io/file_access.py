@@ -18,6 +18,11 @@ T = TypeVar("T")
 FILE_SECONDS = 5.0
 
 
+def cause(error: Exception) -> str:
+    """Return why a file cannot be used, without its name and the number of the error."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def open_regular(path: Path, flags: int) -> int:
     """Return a descriptor of a regular file. Raises OSError at once for anything else, such as a FIFO."""
     try:
