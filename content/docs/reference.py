@@ -129,9 +129,9 @@ EXIT_CODES = (
     (
         "1",
         "The command could not do its work, for example because a file is missing or faulty; one line on stderr says"
-        " why. For some commands it is a result: `diagnose` found something, `doctor` found no GPU that can be read, for"
-        " `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or `--baseline` does not"
-        " hold.",
+        " why. For some commands it is a result: `diagnose` found something, `doctor` found no GPU that can be read,"
+        " for `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or `--baseline` does"
+        " not hold.",
     ),
     (
         "2",
