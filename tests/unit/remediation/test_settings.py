@@ -147,6 +147,8 @@ def test_errors(text: str, error: str) -> None:
     [
         ("namespace: gpu, port: 65536", "exporters.port: 65536 is not a port; use 1 to 65535"),
         ("namespace: gpu, port: 0", "exporters.port: 0 is not a port; use 1 to 65535"),
+        ("namespace: gpu, user: me", "exporters.user and exporters.password_file belong together: set both"),
+        ("namespace: gpu, password_file: /p", "exporters.user and exporters.password_file belong together: set both"),
         ("namespace: gpu, scheme: ftp", "exporters.scheme: 'ftp': use http or https"),
         ("namespace: gpu, timeout: long", "exporters.timeout: 'long' is not a duration"),
         ("namespace: a_b", "exporters.namespace: 'a_b' is not a name; use the name of a namespace"),
