@@ -22,7 +22,7 @@ from gpu_exporter.diagnosis.job_usage import JobUsage, rank_samples
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
-from gpu_exporter.io.file_access import FileWorker, cause
+from gpu_exporter.io.file_access import FileWorker, InUse, cause
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import Snapshot
@@ -105,6 +105,8 @@ class KeptHistory:
             self._failed_at = 0.0
             self._write(self._judged_at)
             self._wait()
+            if self._store:
+                self._store.close()
 
     def recent(self) -> list[KeptIncident]:
         """Return the last incidents that have ended, the newest first."""
@@ -187,7 +189,7 @@ class KeptHistory:
         self._writing.start()
 
     def _append(self, at: float, lines: list[bytes], jobs: list[tuple[str, float, float]]) -> None:
-        """Write lines and reports. What cannot be written is left for the next thread."""
+        """Write lines and reports. What cannot be written is left for the next thread, unless another process does."""
         assert self._store
         option, self._failed_at = "--state-dir", 0.0
         try:
@@ -201,6 +203,8 @@ class KeptHistory:
                 del jobs[0]
         except NewerStateError as error:
             self._complain(f"--state-dir: {error}")
+        except InUse as error:
+            self._complain(str(error))
         except OSError as error:
             self._left, self._failed_at = (lines, jobs), at
             where = error.filename or self._store.directory

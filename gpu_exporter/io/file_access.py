@@ -49,6 +49,28 @@ def read(path: Path, most: int) -> bytes:
     return content
 
 
+class InUse(OSError):
+    """Another process uses a directory whose files have one writer."""
+
+
+def lock(path: Path) -> int:
+    """Return a descriptor that has the lock of a file until it is closed. A file system without locks grants it to all.
+
+    Raises BlockingIOError if another process has it. Follows no link.
+    """
+    import fcntl  # Windows has none, and serves nothing
+
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        pass
+    return descriptor
+
+
 class FileWorker:
     """Runs accesses to files one at a time, on a thread beside the caller, which waits only until a deadline."""
 
