@@ -79,6 +79,8 @@ class KeptHistory:
         if not self._is_loaded:
             self._is_loaded = True
             self._load(time.time())
+            if self._reports:
+                self._prepare(self._reports)
         at, before = current.at, self._judged_at
         ended: list[tuple[str, float, float]] = []
         seconds = at - before if 0 < at - before <= LONGEST_GAP else 0.0
@@ -153,6 +155,15 @@ class KeptHistory:
         # The clock of this node, with which a client compares its own.
         period = {"now": time.time(), "since": since, "until": until, "kept": bool(self._store)}
         return json.dumps({**about, **period, "incidents": incidents, "usage": usage}).encode()
+
+    def _prepare(self, reports: JobReports) -> None:
+        """Say at the start, not when the first job ends, that no report can be written."""
+        try:
+            self._reader.call(reports.prepare)
+        except OSError as error:
+            self._complain(
+                f"--job-reports: {reports.directory}: {cause(error)}; it is tried again when a job has ended"
+            )
 
     def _load(self, now: float) -> None:
         """Go on with the incidents that had not ended when the previous exporter did."""
