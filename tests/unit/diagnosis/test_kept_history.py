@@ -283,7 +283,7 @@ def test_a_report_that_cannot_be_written_is_written_later(tmp_path: Path, caplog
         kept.take(watched(taken).current, taken[-1])
         kept._wait()
         if number == 0:  # at the start
-            assert caplog.messages == [f"{said}; it is tried again once a job has ended"]
+            assert caplog.messages == [f"{said}; it is tried again when a job has ended"]
         if number == 20:
             (tmp_path / "reports").unlink()
     assert len(list((tmp_path / "reports").glob("*train*.html"))) == 1
