@@ -354,11 +354,20 @@ def test_check_warns_of_a_state_directory_that_it_cannot_read(tmp_path: Path) ->
     )
 
 
-def test_a_state_directory_that_is_not_used_is_reported(serve: Serve, tmp_path: Path) -> None:
-    """Nothing is kept of GPUs of a recording."""
-    exporter = serve(*REPLAY, "--state-dir", str(tmp_path))
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--state-dir", "x"), "--state-dir is not used: nothing is kept of GPUs that are not this machine's"),
+        (("--profile-lines",), "are not used: --profile says when to take a profile"),
+        (("--profile-socket", "x"), "are not used: --profile says when to take a profile"),
+    ],
+)
+def test_a_setting_that_is_not_used_is_reported(serve: Serve, arguments: Sequence[str], words: str) -> None:
+    exporter = serve(*REPLAY, *arguments)
     exporter.until(lambda page: page.values("gpu_up") == [1])
-    assert "WARNING --state-dir is not used: nothing is kept of GPUs that are not" in exporter.log.read_text()
+    (line,) = [line for line in exporter.log.read_text().splitlines() if "not used" in line]
+    assert " WARNING " in line
+    assert words in line
 
 
 @pytest.mark.parametrize("path", ["missing/out.jsonl", ".", "file/out.jsonl"])
