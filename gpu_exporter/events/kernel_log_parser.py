@@ -166,8 +166,8 @@ def _time(written: str | None) -> str:
 def unix_time(written: str | None) -> float | None:
     """Return the unix time that is written as a number, or as a date with year and zone.
 
-    None for a date that no clock has: programs in Go write the year 1 for a time that they do not know. Python 3.10 needs
-    a colon in the zone, and 3 or 6 decimals.
+    None for a date that no clock has: programs in Go write the year 1 for a time that they do not know. Python 3.10
+    needs a colon in the zone, and 3 or 6 decimals.
     """
     written = written or ""
     if re.fullmatch(_UNIX, written):
