@@ -25,7 +25,7 @@ from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, leave, stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.io.file_access import replace_file
+from gpu_exporter.io.file_access import refuse_unwritable, replace_file
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, REPLAY, SOURCE_KINDS
@@ -120,6 +120,8 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
     if output.mask_names and not output.report:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
+    if output.report:
+        refuse_unwritable(output.report)
     of_job = {name: values.pop(name) for name in ("job", "since", "begin", "end")}
     where = NodesOption(urls, values.pop("nodes"), values.pop("slurm_job"), Config().address.port)
     if of_job["job"]:

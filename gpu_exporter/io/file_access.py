@@ -49,6 +49,22 @@ def read(path: Path, most: int) -> bytes:
     return content
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Raise OSError, which names the file, unless it can be written: before the work whose result it will have."""
+    where = path if path.exists() else path.parent
+    if path.is_dir():
+        problem = errno.EISDIR
+    elif not where.exists():
+        problem = errno.ENOENT
+    elif where != path and not where.is_dir():
+        problem = errno.ENOTDIR
+    elif not os.access(where, os.W_OK):
+        problem = errno.EROFS if os.statvfs(where).f_flag & os.ST_RDONLY else errno.EACCES
+    else:
+        return
+    raise OSError(problem, os.strerror(problem), str(path))
+
+
 class InUse(OSError):
     """Another process uses a directory whose files have one writer."""
 
