@@ -265,6 +265,8 @@ def _keys(path: Path, content: Mapping[Any, Any], names: Collection[str]) -> dic
 
 def _text(value: object, parse: Callable[[str], object]) -> str:
     """Return the text of a YAML value. Raises ValueError unless it is one value, and is text where text is needed."""
+    if value is None:
+        raise ValueError("needs one value; add it, or remove the key")
     if not isinstance(value, bool | int | float | str | date):
         raise ValueError(f"needs one value, not {printable(repr(value), 60)}")
     if parse in (str, Path) and isinstance(value, bool | float | date):

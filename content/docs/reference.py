@@ -128,16 +128,20 @@ EXIT_CODES = (
     ("0", "Success. For a command that checks something: everything is fine."),
     (
         "1",
-        "The command could not do its work; one line on stderr says why. For some commands it is a result: `diagnose`"
-        " found something, `doctor` found no GPU that can be read, `generate --check` found a stale file, and for"
-        " `check` the health is unknown.",
+        "The command could not do its work, for example because a file is missing or faulty; one line on stderr says"
+        " why. For some commands it is a result: `diagnose` found something, `doctor` found no GPU that can be read,"
+        " for `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or `--baseline` does"
+        " not hold.",
     ),
     (
         "2",
-        "Wrong usage, a faulty configuration, or an unexpected error. Also if `diagnose`, `doctor` or"
-        " `generate --check` could not do their work.",
+        "Wrong usage, a faulty setting on the command line, in the environment or in the file of `--config`, or an"
+        " unexpected error. Also if `diagnose`, `doctor` or `trace` could not do their work.",
     ),
-    ("3", "`check`: a GPU is degraded or unhealthy. `compare`: the sources differ."),
+    (
+        "3",
+        "`check`: a GPU is degraded or unhealthy. `compare`: the sources differ. `rewrite`: a query was not rewritten.",
+    ),
     (
         "4",
         "`check --active`: another program uses a GPU, so there is no comparable result; no GPU is unfit.",

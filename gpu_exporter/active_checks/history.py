@@ -19,7 +19,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.conditions.averages import median
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import FileWorker, open_regular
+from gpu_exporter.io.file_access import FileWorker, cause, open_regular
 from gpu_exporter.io.state_version import NewerStateError, check_version
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples
@@ -200,7 +200,7 @@ class ActiveCheckWatch:
                 self._last = {uuid: run for uuid in history.gpus if (run := history.last(uuid))}
                 self._stamp = stamp
         except (OSError, ValueError) as error:
-            complaint = f"active checks cannot be read: {error}"
+            complaint = f"--state-dir: active checks cannot be read: {cause(error)}"
         if complaint and complaint != self._complained:
             log.warning("%s", complaint)
         self._complained = complaint

@@ -24,7 +24,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions.tree import Limits, duration
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import read
+from gpu_exporter.io.file_access import cause, read
 from gpu_exporter.io.user_text import near, quoted
 from gpu_exporter.io.yaml_decoding import MOST_YAML_BYTES, yaml_document
 from gpu_exporter.model.errors import GpuExporterError
@@ -82,7 +82,7 @@ def limits(path: Path) -> Limits:
     try:
         document = yaml_document(read(path, MOST_YAML_BYTES)) or {}
     except (OSError, ValueError) as error:
-        raise GpuExporterError(f"{path}: {error}") from error
+        raise GpuExporterError(f"{path}: {cause(error)}") from error
     if not isinstance(document, dict):
         raise GpuExporterError(f"{path}: not a mapping of limits to numbers; write for example `usdPerGpuHour: 3`")
     for name, value in document.items():

@@ -204,10 +204,8 @@ def _suggested(mode: FailureMode) -> str:
 
 def summary(mode: FailureMode) -> str:
     """Return the summary of the alert with words in place of its templates."""
-    text = markdown.untemplated(
-        mode.summary.replace("{gpu}", "a GPU").replace("Job {job}", "A job").replace("job {job}", "a job")
-    )
-    return capitalised(text)
+    named = mode.summary.replace(" ({job})", "").replace(" ({gpu})", "").replace("{gpu}", "a GPU")
+    return capitalised(markdown.untemplated(named.replace("Job {job}", "A job").replace("job {job}", "a job")))
 
 
 def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:

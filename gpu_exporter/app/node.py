@@ -178,8 +178,10 @@ def _live(
     name: str, source: Source, config: Config, health: NodeHealth, events: EventLog | None, *, always: bool
 ) -> LiveNode | None:
     """Return what the live page knows of a node; None if the page is off, so that its modules are not loaded."""
-    if config.job_reports and not (config.live_page and config.state_dir):
+    if config.job_reports and not config.state_dir:
         raise GpuExporterError("--job-reports: reports are made of what --state-dir keeps", fix="give --state-dir")
+    if config.job_reports and not config.live_page:
+        raise GpuExporterError("--job-reports: reports are made of what the live page finds", fix="omit --no-live-page")
     if not config.live_page:
         return None
     from gpu_exporter.diagnosis.ended_jobs import JobReports

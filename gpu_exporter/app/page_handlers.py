@@ -17,6 +17,7 @@ from gpu_exporter.http.handler import TEXT
 from gpu_exporter.http.login import client_of
 from gpu_exporter.http.negotiation import accepts_gzip
 from gpu_exporter.http.web_config import SECURE_HEADERS
+from gpu_exporter.io.file_access import cause
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.io.user_text import past
 from gpu_exporter.live_page.node_list import ListedNode
@@ -162,7 +163,7 @@ class IncidentsHandler(TokenOrPassword, _Live):
         try:
             body = await asyncio.get_running_loop().run_in_executor(None, compose)
         except (OSError, NewerStateError) as error:
-            await self.send(f"--state-dir: {error}\n", TEXT, 503)
+            await self.send(f"--state-dir: {cause(error)}\n", TEXT, 503)
         else:
             await self.send(body, JSON)
 

@@ -445,7 +445,7 @@ RELEASED_UNTIL = Metric("gpu_exporter_released_until_timestamp_seconds", GAUGE, 
 RELOAD_OK     = Metric("gpu_exporter_config_last_reload_successful",  GAUGE,   "bool",    "1 if the last reload of the file of fields (--collectors) succeeded, 0 if the previous content is still in use.", 0, 1, NODE)
 RELOAD_AT     = Metric("gpu_exporter_config_last_reload_success_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last successful reload of the file of fields (--collectors).", entity=NODE)
 LOG_DROPPED   = Metric("gpu_exporter_log_dropped_total",              COUNTER, "lines",   "Log lines dropped because stderr was not read in time.", entity=NODE)
-UNSAVED       = Metric("gpu_exporter_state_write_failures_total",     COUNTER, "writes",  "Failed writes to the state directory (--state-dir), such as to a full disk; profiles have gpu_exporter_profile_failures_total.", entity=NODE)
+UNSAVED       = Metric("gpu_exporter_state_write_failures_total",     COUNTER, "writes",  "Failed writes of XIDs to the state directory (--state-dir), such as to a full disk; profiles have gpu_exporter_profile_failures_total.", entity=NODE)
 CONNECTIONS   = tuple(
     Metric("gpu_exporter_http_connections_dropped_total", COUNTER, "connections", "HTTP connections closed or refused at a limit: `address` (per client), `total`, `descriptors` (open files) or `bytes` (unread responses).", entity=NODE, labels=(("limit", limit),))
     for limit in ("address", "total", "descriptors", "bytes"))

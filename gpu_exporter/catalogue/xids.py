@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.io.file_access import FileWorker, cause, read
 from gpu_exporter.io.user_text import MAX_FILE_BYTES, boolean, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.verdict import Action
@@ -179,7 +179,7 @@ def _content(path: Path) -> str:
     try:
         return FileWorker("xid-overrides").call(lambda: read(path, MAX_FILE_BYTES)).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise GpuExporterError(f"{path}: {cause(error)}", fix="check --xid-overrides") from error
 
 
 def _yaml(path: Path) -> Iterator[_Change]:

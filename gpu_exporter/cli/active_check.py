@@ -27,7 +27,7 @@ from gpu_exporter.health.links import LinkHistory, Values, full_link
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.io.file_access import replace_file
+from gpu_exporter.io.file_access import cause, replace_file
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
@@ -222,7 +222,7 @@ def _history(directory: Path | None, warnings: list[str]) -> CheckHistory:
     try:
         return ActiveChecks(directory).read()
     except (OSError, ValueError) as error:
-        warnings.append(f"the history of active checks cannot be read: {error}")
+        warnings.append(f"the history of active checks cannot be read: {cause(error)} (--state-dir)")
         return CheckHistory()
 
 
@@ -236,7 +236,7 @@ def _keep(request: CheckRequest, checked: _Checked, at: float) -> None:
         if request.textfile is not None:
             replace_file(request.textfile, report.textfile(checked.results, checked.outcomes, at))
     except (OSError, ValueError) as error:
-        checked.warnings.append(f"the result is not kept: {error}")
+        checked.warnings.append(f"the result is not kept: {cause(error)}")
 
 
 def _merged(passive: check.CheckReport, checked: _Checked, untested: Mapping[int, str]) -> check.CheckReport:

@@ -97,11 +97,12 @@ def check_command(
         from gpu_exporter.cli.active_check import CheckRequest, run_check
 
         leave(*run_check(CheckRequest(config, gpus, **of_active), as_json=as_json))
-    snapshot, clean = observe(
-        make_source(config), fitness.ROWS, config.expected_gpus, LinkHistory(config.state_dir, keeps=False)
-    )
+    links = LinkHistory(config.state_dir, keeps=False)
+    snapshot, clean = observe(make_source(config), fitness.ROWS, config.expected_gpus, links)
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
+    if links.complaint:
+        click.echo(f"gpu-exporter: warning: {links.complaint}", err=True)
     leave(report.exit_code, clean)
 
 

@@ -25,7 +25,7 @@ from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, leave, stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.io.file_access import replace_file
+from gpu_exporter.io.file_access import refuse_unwritable, replace_file
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, REPLAY, SOURCE_KINDS
@@ -115,11 +115,13 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     """
     from gpu_exporter.diagnosis.request import DiagnosisRequest
 
-    credentials = login(values)
+    credentials = login(values, asks=bool(urls or values["nodes"] or values["slurm_job"] or values["job"]))
     output = Output(**{name: values.pop(name) for name in Output.__slots__})
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
     if output.mask_names and not output.report:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
+    if output.report:
+        refuse_unwritable(output.report)
     of_job = {name: values.pop(name) for name in ("job", "since", "begin", "end")}
     where = NodesOption(urls, values.pop("nodes"), values.pop("slurm_job"), Config().address.port)
     if of_job["job"]:
@@ -146,7 +148,8 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
 
 def _refuse_beside_job(values: Mapping[str, Any], what: Mapping[str, Any]) -> None:
     """Raise GpuExporterError for options that a report on a job would ignore."""
-    ignored = [name for name, value in {**what, "recording": values["recording"]}.items() if value]
+    source = values["source"] if values["source"] != AUTO.name else ""
+    ignored = [name for name, value in {**what, "recording": values["recording"], "source": source}.items() if value]
     if ignored:
         option = {"seconds": "for"}.get(ignored[0], ignored[0].replace("_", "-"))
         raise GpuExporterError(f"--{option} and --job exclude each other: --job reads what exporters have kept")
@@ -192,7 +195,9 @@ def _refuse_ignored(request: DiagnosisRequest) -> None:
 
     config, is_asked = request.config, bool(request.remote or request.nodes)
     if is_asked and config.recording:
-        raise GpuExporterError(f"{'--url' if request.remote else 'nodes'} and --recording exclude each other: give one")
+        raise GpuExporterError(
+            f"{'--url' if request.remote else '--nodes'} and --recording exclude each other: give one"
+        )
     if is_asked or config.recording:
         instead = "--recording" if config.recording else "--url" if request.remote else "asking nodes"
         if config.source != AUTO.name and not (config.recording and config.source == REPLAY.name):

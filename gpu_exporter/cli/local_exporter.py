@@ -15,6 +15,7 @@ import click
 from gpu_exporter.app.greeting import base_url
 from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FLAGS
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
+from gpu_exporter.cli.login import refuse_half
 from gpu_exporter.cli.options import Command, F
 from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.http.web_config import parse
@@ -69,6 +70,7 @@ def remote_of(
     """Return the exporter at `url`, else that of this environment. Its own certificate names no CA and no localhost."""
     from gpu_exporter.http.client import Remote
 
+    refuse_half(login["user"], login["password_file"])
     if url:
         return Remote(url, ca_file=ca_file, **login)
     url, certificate = url_and_certificate(address, web_config_file)

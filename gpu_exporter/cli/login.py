@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from gpu_exporter.model.errors import GpuExporterError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 NAMES = ("user", "password_file", "token_file", "ca_file")
@@ -32,6 +34,19 @@ def login_options(function: F) -> F:
     return function
 
 
-def login(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the values of these options out of those of a command."""
-    return {name: values.pop(name) for name in NAMES}
+def login(values: dict[str, Any], *, asks: bool) -> dict[str, Any]:
+    """Take the values of these options out of those of a command, which asks something at a URL or only reads here.
+
+    Raises GpuExporterError for options that would have no effect.
+    """
+    credentials = {name: values.pop(name) for name in NAMES}
+    if not asks and (given := next(filter(credentials.get, NAMES), "")):
+        raise GpuExporterError(f"--{given.replace('_', '-')} is for a server: name it with --url")
+    refuse_half(credentials["user"], credentials["password_file"])
+    return credentials
+
+
+def refuse_half(user: str, password_file: Path | None) -> None:
+    """Raise GpuExporterError for a user without a password, or a password without a user."""
+    if bool(user) != bool(password_file):
+        raise GpuExporterError("--user and --password-file belong together: give both")

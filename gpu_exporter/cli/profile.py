@@ -19,6 +19,7 @@ from gpu_exporter.cli.progress import Progress
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import refuse_unwritable
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 
@@ -94,6 +95,8 @@ def profile_command(
     login = {name: values.pop(name) for name in ("url", "user", "password_file", "ca_file", "token_file", *SETTINGS)}
     standalone = values.pop("standalone")
     _refuse(bool(pids), wanted, trace, native, places)
+    for path in files.values():
+        refuse_unwritable(path)
     outputs = (*files, "json" if as_json else "text")
     request = _Request(pids, wanted, _length(seconds, trace), outputs, places if trace else None, how)
     config = Config(**values)

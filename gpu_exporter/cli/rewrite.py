@@ -9,7 +9,7 @@ import click
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.io.file_access import FileWorker, cause, read
 from gpu_exporter.model.errors import GpuExporterError
 
 # The largest dashboards have some hundred panels.
@@ -35,7 +35,7 @@ def rewrite_command(file: Path) -> None:
         text = FileWorker("rewrite").call(lambda: read(file, MOST_BYTES)).decode()
         migrated = migration.migrate(text)
     except (OSError, ValueError) as error:
-        raise GpuExporterError(f"{file}: {error}") from None
+        raise GpuExporterError(f"{file}: {cause(error)}") from None
     click.echo(migrated, nl=False)
     click.echo(f"{file}: {migration.rewritten} queries rewritten, {migration.refused} not", err=True)
     for query, reasons in migration.problems:

@@ -46,7 +46,7 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
     """
     if importlib.util.find_spec("rich") is None:
         raise GpuExporterError(MISSING)
-    credentials = login(values)
+    credentials = login(values, asks=bool(url))
     config = Config(**values)
     if url and config.recording:
         raise GpuExporterError("--url and --recording exclude each other: give one")

@@ -17,6 +17,7 @@ from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import COULD_NOT_TELL, Command, parsed, require_numpy
 from gpu_exporter.cli.progress import Progress
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import refuse_unwritable
 from gpu_exporter.io.user_text import ratio
 from gpu_exporter.reports.numbers import percent
 
@@ -139,6 +140,9 @@ def analyze_command(
     from gpu_exporter.traces.exports import folded_lines, pprof_profile
     from gpu_exporter.traces.ranks import analysed
     from gpu_exporter.traces.verdict import Thresholds
+
+    for path in filter(None, (folded, report, pprof)):
+        refuse_unwritable(path)
 
     try:
         conditions = [gate.condition(text) for text in fail_on]
@@ -296,9 +300,12 @@ def _report(kernels: Sequence[KernelReport], number: int) -> Iterator[str]:
         yield f"  and {number - len(kernels)} more"
 
 
-@command("trace", click.Group)
-def trace_command() -> None:
+@command("trace", click.Group, invoke_without_command=True)
+@click.pass_context
+def trace_command(ctx: click.Context) -> None:
     """It needs NumPy: pip install numpy."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 for each in (analyze_command, diff_command, top_command):

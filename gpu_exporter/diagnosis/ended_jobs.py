@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
@@ -27,6 +29,12 @@ class JobReports:
         self.directory, self._node, self._names = directory, node, names
         self._seen: dict[str, tuple[float, float]] = {}
 
+    def prepare(self) -> None:
+        """Create the directory. Raises OSError if no report could be written there."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.directory))
+
     def take(self, jobs: Iterable[str], at: float) -> list[tuple[str, float, float]]:
         """Add the jobs of a moment; return those that have ended, with their first and last sign of life."""
         for job in jobs:
@@ -46,8 +54,8 @@ class JobReports:
         incidents = [each.masked(self._names) for each in past[0]]
         usage = [each.masked(self._names) for each in past[1]]
         history = job_history(job, begin, end, [NodeHistory(self._node, __version__, incidents=incidents, usage=usage)])
+        self.prepare()
         directory = self.directory
-        directory.mkdir(parents=True, exist_ok=True)
         safe = re.sub(r"[^\w.-]+", "_", job).lstrip(".")[:80] or "job"
         path = directory / f"{safe}-{datetime.fromtimestamp(begin, timezone.utc):%Y%m%dT%H%M%SZ}.html"
         replace_file(path, job_report.page(history))

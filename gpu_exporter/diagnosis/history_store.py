@@ -7,19 +7,26 @@ links in place of the files are not followed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptRecord, KeptUsage
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import open_regular
+from gpu_exporter.io.file_access import InUse, lock, open_regular
 from gpu_exporter.io.state_version import NewerStateError, check_version
 
 VERSION = 1
+IN_USE = (
+    "{}: another gpu-exporter uses this state directory: incidents and what GPUs did for jobs are not saved until it"
+    " ends; if it is to run on, give one of them another --state-dir"
+)
 KEPT_DAYS, MOST_BYTES = 30, 16 << 20
 # A file may be larger than this only if somebody else wrote it.
 LARGEST_FILE = MOST_BYTES
@@ -31,13 +38,22 @@ class HistoryStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # Closing its file gives up the lock.
+        self._lock_held: Callable[[], object] | None = None
+
+    def close(self) -> None:
+        """Let another process write here."""
+        if self._lock_held:
+            self._lock_held()
+            self._lock_held = None
 
     def append(self, at: float, lines: Sequence[bytes]) -> None:
-        """Append lines to the file of a day (unix seconds), and delete what is too old or too much.
+        """Append all lines to the file of a day (unix seconds) or none, and delete what is too old or too much.
 
-        Raises NewerStateError for a file of a newer gpu-exporter.
+        Raises NewerStateError for a file of a newer gpu-exporter, and InUse while another process writes here.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock()
         path = self.directory / f"history-{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d}.jsonl"
         descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "ab+", buffering=0) as file:
@@ -51,7 +67,27 @@ class HistoryStore:
             else:
                 head = json.dumps({"version": VERSION}).encode() + b"\n"
                 self._delete_old(path)
-            file.write(head + b"".join(line + b"\n" for line in lines))
+            content = head + b"".join(line + b"\n" for line in lines)
+            try:
+                if file.write(content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            except OSError:
+                with suppress(OSError):  # the caller writes all of it again
+                    file.truncate(size)
+                raise
+
+    def _lock(self) -> None:
+        """Take the lock, which is held until `close`: what GPUs did for jobs must not be counted twice.
+
+        Raises InUse if another process has it.
+        """
+        if self._lock_held:
+            return
+        try:
+            descriptor = lock(self.directory / "history.lock")
+        except BlockingIOError:
+            raise InUse(IN_USE.format(self.directory)) from None
+        self._lock_held = weakref.finalize(self, os.close, descriptor)
 
     def _delete_old(self, newest: Path) -> None:
         """Delete the oldest files, so that the bytes and days are within the limits with a file of another day."""

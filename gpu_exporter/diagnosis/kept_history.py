@@ -15,14 +15,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_exporter.diagnosis.ended_jobs import JobReports
+from gpu_exporter.diagnosis.ended_jobs import MOST_REPORTS, JobReports
 from gpu_exporter.diagnosis.followed_incidents import FollowedIncidents
 from gpu_exporter.diagnosis.history_store import HistoryStore, line_of
 from gpu_exporter.diagnosis.job_usage import JobUsage, rank_samples
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
-from gpu_exporter.io.file_access import FileWorker
+from gpu_exporter.io.file_access import FileWorker, InUse, cause
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import Snapshot
@@ -39,6 +39,8 @@ DAY_SECONDS = 86400.0
 # An answer has at most so many incidents, the newest ones, and so many periods.
 MOST_INCIDENTS, MOST_PERIODS = 2000, 5000
 READ_SECONDS = 10.0
+# After a failed write, such as to a full disk.
+RETRY_SECONDS = 60.0
 # `serve` ends within two seconds, also if the disk hangs.
 CLOSE_SECONDS = 0.4
 
@@ -61,6 +63,9 @@ class KeptHistory:
         self._pending: list[bytes] = []
         self._unreported: list[tuple[str, float, float]] = []
         self._writing: threading.Thread | None = None
+        # What the last thread could not write, and the time of that (unix seconds).
+        self._left: tuple[list[bytes], list[tuple[str, float, float]]] = [], []
+        self._failed_at = 0.0
         self._complained = ""
         # The files are first read by the thread that diagnoses: a disk that hangs must not delay the start.
         self._is_loaded = self._store is None
@@ -74,6 +79,8 @@ class KeptHistory:
         if not self._is_loaded:
             self._is_loaded = True
             self._load(time.time())
+            if self._reports:
+                self._prepare(self._reports)
         at, before = current.at, self._judged_at
         ended: list[tuple[str, float, float]] = []
         seconds = at - before if 0 < at - before <= LONGEST_GAP else 0.0
@@ -97,8 +104,11 @@ class KeptHistory:
             if usage := self._jobs.complete(self._judged_at, now=True):
                 self._keep(usage)
             self._wait()
+            self._failed_at = 0.0
             self._write(self._judged_at)
             self._wait()
+            if self._store:
+                self._store.close()
 
     def recent(self) -> list[KeptIncident]:
         """Return the last incidents that have ended, the newest first."""
@@ -146,12 +156,21 @@ class KeptHistory:
         period = {"now": time.time(), "since": since, "until": until, "kept": bool(self._store)}
         return json.dumps({**about, **period, "incidents": incidents, "usage": usage}).encode()
 
+    def _prepare(self, reports: JobReports) -> None:
+        """Say at the start, not when the first job ends, that no report can be written."""
+        try:
+            self._reader.call(reports.prepare)
+        except OSError as error:
+            self._complain(
+                f"--job-reports: {reports.directory}: {cause(error)}; it is tried again when a job has ended"
+            )
+
     def _load(self, now: float) -> None:
         """Go on with the incidents that had not ended when the previous exporter did."""
         try:
             latest, _ = self._reader.call(lambda: self._read(now - DAY_SECONDS, now))
         except (OSError, NewerStateError) as error:
-            self._complain(f"--state-dir: the history of incidents cannot be read: {error}")
+            self._complain(f"--state-dir: the history of incidents cannot be read: {cause(error)}")
             return
         for each in latest.values():
             if each.end is None:
@@ -169,28 +188,38 @@ class KeptHistory:
         if self._store is None:
             self._pending.clear()
         self._unreported += ended
-        if not (self._pending or self._unreported) or (self._writing and self._writing.is_alive()):
-            del self._pending[:-MOST_PERIODS]  # a disk that hangs
+        hangs = self._writing is not None and self._writing.is_alive()
+        if not hangs:
+            (self._pending[:0], self._unreported[:0]), self._left = self._left, ([], [])
+        if hangs or not (self._pending or self._unreported) or 0 <= at - self._failed_at < RETRY_SECONDS:
+            del self._pending[:-MOST_PERIODS], self._unreported[:-MOST_REPORTS]
             return
         lines, self._pending = self._pending, []
         jobs, self._unreported = self._unreported, []
         self._writing = threading.Thread(target=self._append, args=(at, lines, jobs), name="history", daemon=True)
         self._writing.start()
 
-    def _append(self, at: float, lines: Sequence[bytes], jobs: Sequence[tuple[str, float, float]]) -> None:
+    def _append(self, at: float, lines: list[bytes], jobs: list[tuple[str, float, float]]) -> None:
+        """Write lines and reports. What cannot be written is left for the next thread, unless another process does."""
         assert self._store
+        option, self._failed_at = "--state-dir", 0.0
         try:
             if lines:
                 self._store.append(at, lines)
-            for job in jobs:
+            lines, option = [], "--job-reports"
+            while jobs:
                 assert self._reports
-                found, periods = self._read(*job[1:])
-                self._reports.write(job, (found.values(), periods))
+                found, periods = self._read(*jobs[0][1:])
+                self._reports.write(jobs[0], (found.values(), periods))
+                del jobs[0]
         except NewerStateError as error:
             self._complain(f"--state-dir: {error}")
+        except InUse as error:
+            self._complain(str(error))
         except OSError as error:
+            self._left, self._failed_at = (lines, jobs), at
             where = error.filename or self._store.directory
-            self._complain(f"{where}: {error.strerror}; incidents and reports of jobs are not kept (--state-dir)")
+            self._complain(f"{option}: {where}: {cause(error)}; it is tried again every minute")
         else:
             self._complained = ""
 

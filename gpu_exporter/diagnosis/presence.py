@@ -243,7 +243,8 @@ def _down(newest: Sequence[ScrapedSample], dark: _Dark) -> Iterator[Absent]:
             yield Absent(_node(sample.labels), name, explain(reason), reason == RELEASED)
     for (target, reason), samples in together.items():
         every = len(samples) == listed[target] > 1
-        name = "every GPU" if every else f"GPU {', '.join(sample.labels.get('gpu', '') for sample in samples)}"
+        gpus = [sample.labels.get("gpu", "") for sample in samples]
+        name = "every GPU" if every else f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
         yield Absent(_node(samples[0].labels), name, dark.why(target, reason), reason == UNREAD)
 
 

@@ -22,6 +22,7 @@ from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.pipeline.monitor import observe
+from gpu_exporter.reports.numbers import ranges
 
 # The time for all checks of the machine, which run while the GPUs are read.
 CHECK_SECONDS = 5.0
@@ -108,7 +109,8 @@ def judge(snapshot: Snapshot) -> list[Finding]:
         for finding in (*_gpu(status, snapshot), *_health(status, verdict)):
             by_finding.setdefault(finding, []).append(status.gpu.index)
     for finding, gpus in by_finding.items():
-        who = "GPU " + ", ".join(map(str, gpus)) if len(gpus) < len(snapshot.gpus) or len(gpus) == 1 else "every GPU"
+        one, all_of_them = len(gpus) == 1, len(gpus) == len(snapshot.gpus)
+        who = f"GPU {gpus[0]}" if one else "every GPU" if all_of_them else f"GPUs {ranges(gpus)}"
         findings.append(Finding(finding.topic, finding.level, f"{who}: {finding.what}", finding.cure))
     return findings
 

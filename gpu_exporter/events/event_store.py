@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.events.event_log import LARGEST_STATE, VERSION, Event, EventLog, SavedEvents, decode
-from gpu_exporter.io.file_access import FileWorker, open_regular
+from gpu_exporter.io.file_access import FileWorker, InUse, lock, open_regular
 from gpu_exporter.io.state_version import NewerStateError
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,6 @@ IN_USE = (
     "{}: another gpu-exporter uses this state directory: XIDs are not saved until it ends; if it is to run on, give one"
     " of them another --state-dir"
 )
-
-
-class InUse(OSError):
-    """Another process has the lock."""
 
 
 class EventStore:
@@ -89,19 +85,16 @@ class EventStore:
 
     def _lock(self) -> None:
         """Take the lock, which is held until `close`. Raises InUse if another process has it."""
-        import fcntl  # Windows has none, and serves nothing
-
         if self._lock_held:
             return
-        descriptor = _open(self._lock_file, os.O_WRONLY | os.O_CREAT)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = lock(self._lock_file)
         except BlockingIOError:
-            os.close(descriptor)
             self._waited = True
             raise InUse(IN_USE.format(self._state.parent)) from None
-        except OSError:  # a file system without locks
-            pass
+        except OSError as error:
+            error.filename = str(self._lock_file)
+            raise
         self._lock_held = weakref.finalize(self, os.close, descriptor)
 
     def _take_over(self, events: EventLog) -> None:

@@ -47,6 +47,7 @@ _PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name
 _RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,4}) \(")
 
 # Names of days and months are those of the locale in which the log was saved.
+YEAR_3000 = 32503680000.0  # unix seconds
 _NAME = r"[^\W\d_]{2,5}\.?"
 _CLOCK = r"[0-9]{2}:[0-9]{2}:[0-9]{2}"
 _DELTA = r"< *\+?[0-9]{1,10}\.[0-9]{1,9} *>"
@@ -215,7 +216,8 @@ def _time(written: str | None) -> str:
 def unix_time(written: str | None) -> float | None:
     """Return the unix time that is written as a number, or as a date with year and zone.
 
-    Python 3.10 needs a colon in the zone, and 3 or 6 decimals.
+    None for a date that no clock has: programs in Go write the year 1 for a time that they do not know. Python 3.10
+    needs a colon in the zone, and 3 or 6 decimals.
     """
     written = written or ""
     if re.fullmatch(_UNIX, written):
@@ -228,9 +230,10 @@ def unix_time(written: str | None) -> float | None:
         return None
     zone = f"{parts[4]}:{parts[5]}" if parts[4] else "+00:00"
     try:
-        return datetime.fromisoformat(f"{parts[1]}T{parts[2]}{zone}").timestamp() + float(f"0.{parts[3] or 0}")
+        at = datetime.fromisoformat(f"{parts[1]}T{parts[2]}{zone}").timestamp() + float(f"0.{parts[3] or 0}")
     except (ValueError, OverflowError):
         return None
+    return at if 0 < at < YEAR_3000 else None
 
 
 def journal_text(line: str) -> KernelText | None:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import FABRIC_DONE, pcie_capacity
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import FileWorker, open_regular, read
+from gpu_exporter.io.file_access import FileWorker, cause, open_regular, read
 from gpu_exporter.io.state_version import NewerStateError, check_version
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
@@ -32,6 +33,8 @@ FILE = "links.json"
 # Of the file: see `io.state_version`.
 VERSION = 1
 MOST_BYTES, MOST_GPUS = 1 << 20, 256
+# After a failed write, such as to a full disk.
+RETRY_SECONDS = 60.0
 # On boards of this form, every NVLink leads to an NVSwitch or to another GPU of the baseboard.
 SXM = re.compile(r"\bSXM")
 
@@ -103,7 +106,8 @@ class LinkHistory:
         self._expected: Sequence[dict[Metric, float]] = ()
         self._changed = False
         self._writing: threading.Thread | None = None
-        self._complained = ""
+        self._retry_at = 0.0
+        self.complaint = ""
         if self._path:
             self._load(self._path)
 
@@ -136,8 +140,11 @@ class LinkHistory:
         return own
 
     def save(self) -> None:
-        """Start to write what has changed, on its own thread. A directory that cannot be written is logged once."""
+        """Start to write what has changed, on its own thread. A directory that cannot be written is logged once, and
+        tried again after RETRY_SECONDS."""
         if not (self._path and self._keeps and self._changed) or (self._writing and self._writing.is_alive()):
+            return
+        if time.monotonic() < self._retry_at:
             return
         self._changed = False
         kept = dict(list(self._reached.items())[-MOST_GPUS:])
@@ -162,7 +169,8 @@ class LinkHistory:
         except NewerStateError as error:
             self._complain(f"{path}: {error}")
         except OSError as error:
-            self._complain(f"{path}: {error.strerror}; what links reached is not kept over a restart (--state-dir)")
+            self._changed, self._retry_at = True, time.monotonic() + RETRY_SECONDS
+            self._complain(f"{path}: {cause(error)}; what links reached is not kept over a restart (--state-dir)")
 
     def _refuse_newer(self, path: Path) -> None:
         """Raise NewerStateError if a newer gpu-exporter wrote the file, perhaps since the start of this one."""
@@ -183,12 +191,12 @@ class LinkHistory:
         except NewerStateError as error:
             self._complain(f"{path}: {error}")
         except (OSError, ValueError) as error:
-            self._complain(f"{path}: {error}; what links reached before is not known")
+            self._complain(f"{path}: {cause(error)}; what links reached before is not known (--state-dir)")
 
     def _complain(self, complaint: str) -> None:
-        if complaint != self._complained:
+        if complaint != self.complaint:
             log.warning("%s", complaint)
-        self._complained = complaint
+        self.complaint = complaint
 
 
 def _expected(links: GpuLinks, own: ReachedLinks, best: ReachedLinks) -> Iterable[tuple[Metric, float]]:

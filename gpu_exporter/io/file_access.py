@@ -18,6 +18,11 @@ T = TypeVar("T")
 FILE_SECONDS = 5.0
 
 
+def cause(error: Exception) -> str:
+    """Return why a file cannot be used, without its name and the number of the error."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def open_regular(path: Path, flags: int) -> int:
     """Return a descriptor of a regular file. Raises OSError at once for anything else, such as a FIFO."""
     try:
@@ -42,6 +47,44 @@ def read(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB")
     return content
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise OSError, which names the file, unless it can be written: before the work whose result it will have."""
+    where = path if path.exists() else path.parent
+    if path.is_dir():
+        problem = errno.EISDIR
+    elif not where.exists():
+        problem = errno.ENOENT
+    elif where != path and not where.is_dir():
+        problem = errno.ENOTDIR
+    elif not os.access(where, os.W_OK):
+        problem = errno.EROFS if os.statvfs(where).f_flag & os.ST_RDONLY else errno.EACCES
+    else:
+        return
+    raise OSError(problem, os.strerror(problem), str(path))
+
+
+class InUse(OSError):
+    """Another process uses a directory whose files have one writer."""
+
+
+def lock(path: Path) -> int:
+    """Return a descriptor that has the lock of a file until it is closed. A file system without locks grants it to all.
+
+    Raises BlockingIOError if another process has it. Follows no link.
+    """
+    import fcntl  # Windows has none, and serves nothing
+
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        pass
+    return descriptor
 
 
 class FileWorker:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -21,6 +21,16 @@ T = TypeVar("T")
 MOST_YAML_BYTES = 1 << 18
 MOST_YAML_NODES = 10_000
 MOST_YAML_DEPTH = 50
+# What msgspec calls the types of YAML.
+_TYPES = {
+    "object": "a mapping of keys to values",
+    "array": "a list",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "empty",
+}
 
 
 def yaml_as(kind: type[T], content: bytes | str) -> T:
@@ -32,9 +42,26 @@ def yaml_as(kind: type[T], content: bytes | str) -> T:
         with PREPARING:
             value = msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(printable(str(error), 200)) from None
+        raise ValueError(printable(_in_words(str(error), kind), 200)) from None
     _check_keys(document, msgspec.to_builtins(value), "")
     return value
+
+
+def _in_words(error: str, kind: Any) -> str:
+    """Return what msgspec says of a value, as `place: what is wrong and what it has to be`."""
+    what, _, place = error.partition(" - at `$")
+    place = place.strip("`.")
+    if found := re.fullmatch(r"Expected `(.+)`, got `(.+)`", what):
+        wanted, given = (" or ".join(_TYPES.get(name, name) for name in names.split(" | ")) for names in found.groups())
+        what = f"must be {wanted}, not {given}"
+    elif found := re.fullmatch(r"Object missing required field `(.+)`", what):
+        what = f"{found[1]} is missing; add it"
+    elif found := re.fullmatch(r"Invalid enum value (.+)", what):
+        for name in re.findall(r"[a-z_]+", place):
+            kind = get_type_hints(kind)[name]
+            kind = (*get_args(kind), kind)[0]
+        what = f"{found[1]} is not one of {', '.join(str(each.value) for each in kind)}"
+    return f"{place}: {what}" if place else what
 
 
 def _check_keys(given: Any, known: Any, where: str) -> None:

@@ -7,6 +7,7 @@ samples only processes that hold a GPU, one request at a time.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -145,4 +146,6 @@ class SampleServer:
 
 
 def _unusable(path: Path, error: OSError) -> GpuExporterError:
+    if error.errno == errno.EADDRINUSE:
+        return GpuExporterError(f"--socket {path}: exists, and is not a socket", fix="remove it or use another path")
     return GpuExporterError(f"--socket {path}: {error.strerror or error}", fix="use a path in a folder that exists")

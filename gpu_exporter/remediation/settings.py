@@ -311,6 +311,8 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield f"breaker.share: {settings.breaker.share:g} is not a share; use 0 to 1, such as 0.05 for 5 %"
     if settings.exporters.scheme not in ("http", "https"):
         yield f"exporters.scheme: {printable(settings.exporters.scheme, 20)!r}: use http or https"
+    if bool(settings.exporters.user) != bool(settings.exporters.password_file):
+        yield "exporters.user and exporters.password_file belong together: set both"
     if not 0 < settings.exporters.port < 1 << 16:
         yield f"exporters.port: {settings.exporters.port} is not a port; use 1 to 65535"
     for name, text, what in (

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 ABSENT = "-"
+# The end of the year 9999 (unix seconds): the last time that has a date.
+LATEST = 253402300799.0
 _LARGE_TIMES = (("d", 86400), ("h", 3600), ("min", 60))
 _BINARY = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
@@ -37,13 +39,18 @@ def signed_percent(change: float) -> str:
 
 def moment(at: float) -> str:
     """Return a Unix time with its date and zone: 2026-03-01 14:02:05 UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", _utc(at))
 
 
 def clock(at: float, now: float) -> str:
     """Return the time of day with its zone, and with the date if that is not today's: 14:02 UTC."""
-    of_today = time.gmtime(at)[:3] == time.gmtime(now)[:3]
-    return time.strftime("%H:%M UTC" if of_today else "%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    of_today = _utc(at)[:3] == _utc(now)[:3]
+    return time.strftime("%H:%M UTC" if of_today else "%Y-%m-%d %H:%M UTC", _utc(at))
+
+
+def _utc(at: float) -> time.struct_time:
+    """Return a Unix time in UTC; one that another machine made up, as the nearest that can be written."""
+    return time.gmtime(min(max(at, 0.0), LATEST))
 
 
 def duration(seconds: float) -> str:

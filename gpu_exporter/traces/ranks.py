@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -208,6 +209,8 @@ def on_dask(address: str) -> Start:
             raise GpuExporterError(DASK_EXTRA) from None
         for name in ("distributed", "tornado.application"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log is raised, too
+        if not re.search(r":\d{1,5}/?$", address):  # it would take the client 20 s to end
+            raise GpuExporterError(f"--dask {address}: has no port", fix="use for example tcp://scheduler:8786")
         try:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError) as error:

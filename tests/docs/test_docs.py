@@ -120,6 +120,7 @@ def test_a_runbook_has_every_section(mode: FailureMode) -> None:
     assert found[1::2] == SECTIONS, GENERATE
     assert all(section.strip() for section in found[2::2]), GENERATE
     assert mode.severity.value in found[0], GENERATE
+    assert "{" not in runbooks.summary(mode), "fix: replace the template in gpu_exporter/alerting/runbooks.py"
     assert rules.expression(mode, {}) in found[-1], GENERATE
 
 

@@ -179,7 +179,7 @@ OF_JOBS = (
         Severity.WARNING,
         2 * MINUTE,
         Action.RESTART_APP,
-        "Rank {{ $labels.rank }} of job {{ $labels.job_id }} ({gpu}) has ended {{ $value | humanizeDuration }} ago, while other "
+        "Rank {{ $labels.rank }} of job {{ $labels.job_id }} ({gpu}) ended {{ $value | humanizeDuration }} ago, while other "
         "ranks train",
         "Read the log of this rank and the kernel log of its node (out of memory, XID). Save the stacks of the other ranks "
         "before you restart the job: they wait for this one.",

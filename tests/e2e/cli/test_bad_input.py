@@ -110,7 +110,7 @@ def test_bad_value(tmp_path: Path, where: str, setting: str, value: str, cure: s
         (b"interval", "must be a mapping"),
         (b"interval: {seconds: 1}", "interval: needs one value"),
         (b"interval: [1]", "interval: needs one value"),
-        (b"interval:", "interval: needs one value"),
+        (b"interval:", "interval: needs one value; add it, or remove the key"),
         (b"interval: \xff", "not YAML: invalid start byte at position 10"),
         (b"interval: \x00", "not YAML"),
     ],
@@ -306,6 +306,11 @@ def test_replay_needs_a_recording() -> None:
         (("record", "--out", "x", "--duration", "soon"), "for example 1s"),
         (("record", "--out", "x", "--interval", "1ms"), "use 100ms to 1h"),
         (("metrics", "--metrics", "defualt"), "did you mean default?"),
+        (
+            ("serve", *REPLAY, "--job-reports", "x", "--state-dir", "x", "--no-live-page"),
+            "--job-reports: reports are made of what the live page finds: omit --no-live-page",
+        ),
+        (("serve", *REPLAY, "--job-reports", "x"), "what --state-dir keeps: give --state-dir"),
     ],
 )
 def test_wrong_usage(arguments: Sequence[str], cure: str) -> None:
@@ -313,11 +318,56 @@ def test_wrong_usage(arguments: Sequence[str], cure: str) -> None:
     assert cure in fails(*arguments)
 
 
-def test_no_command_prints_help() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        (("bundle", "--out", "x", "--limits"), ""),
+        (("rewrite",), ""),
+        (("serve", "--source", "simulated", "--xid-overrides"), ": check --xid-overrides"),
+        (("remediate", "--config"), ": give the controller's configuration with --config"),
+    ],
+)
+def test_missing_file(tmp_path: Path, arguments: Sequence[str], cure: str) -> None:
+    """The error names the file once, and no number."""
+    path = tmp_path / "none"
+    assert fails(*arguments, str(path)) == f"gpu-exporter: {path}: No such file or directory{cure}\n"
+
+
+@pytest.mark.parametrize(("arguments", "line"), [((), "\nServe metrics:\n"), (("trace",), "\nCommands:\n")])
+def test_no_command_prints_help(arguments: Sequence[str], line: str) -> None:
     """The help has its usual lines."""
-    ran = run()
-    assert "\nServe metrics:\n" in ran.stdout + ran.stderr
-    assert "gpu-exporter: Usage" not in ran.stderr
+    ran = run(*arguments)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert line in ran.stdout
+
+
+def test_check_warns_of_a_state_directory_that_it_cannot_read(tmp_path: Path) -> None:
+    """It knows less then: the verdict stays, and a directory that does not exist yet is no fault."""
+    (tmp_path / "file").touch()
+    for directory, warns in ((tmp_path / "none", False), (tmp_path / "file", True)):
+        ran = run("check", "--source", "simulated", "--state-dir", str(directory))
+        assert ran.stdout.endswith("\nGPUs: 8 healthy\n")
+        assert bool(ran.stderr) is warns
+    assert ran.stderr == (
+        f"gpu-exporter: warning: {directory}/links.json: Not a directory; what links reached before is not known"
+        " (--state-dir)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--state-dir", "x"), "--state-dir is not used: nothing is kept of GPUs that are not this machine's"),
+        (("--profile-lines",), "are not used: --profile says when to take a profile"),
+        (("--profile-socket", "x"), "are not used: --profile says when to take a profile"),
+    ],
+)
+def test_a_setting_that_is_not_used_is_reported(serve: Serve, arguments: Sequence[str], words: str) -> None:
+    exporter = serve(*REPLAY, *arguments)
+    exporter.until(lambda page: page.values("gpu_up") == [1])
+    (line,) = [line for line in exporter.log.read_text().splitlines() if "not used" in line]
+    assert " WARNING " in line
+    assert words in line
 
 
 @pytest.mark.parametrize("path", ["missing/out.jsonl", ".", "file/out.jsonl"])

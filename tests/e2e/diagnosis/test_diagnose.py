@@ -135,6 +135,11 @@ def test_a_web_site_is_no_exporter(path: str, says: str) -> None:
         (("--recording", "h200_workloads", "--phase", "nap"), "no phase nap; it has idle, "),
         (("--phase", "idle"), "name it with --recording"),
         (("--url", "http://localhost:1", "--recording", "h200_workloads"), "give one"),
+        (("--url", "http://localhost:1", "--report", "/none/x"), ": /none/x: No such file or directory"),  # at once
+        (("--nodes", "n1", "--recording", "h200_workloads"), ": --nodes and --recording exclude each other: give one"),
+        (("--job", "train", "--source", "simulated"), "--source and --job exclude each other"),
+        (("--url", "http://localhost:1", "--user", "me"), "--user and --password-file belong together: give both"),
+        (("--source", "simulated", "--token-file", "t"), "--token-file is for a server: name it with --url"),
     ],
 )
 def test_missing_data(arguments: tuple[str, ...], says: str) -> None:

@@ -22,6 +22,7 @@ from tests.support.tools import BUNDLED, PATIENCE, free_port
 FIX = "fix: correct the guide in docs/guides, or what it describes"
 INSTALL = FOLDER / "README.md"
 GUIDES = sorted(path for path in FOLDER.glob("*.md") if path != INSTALL)
+DIAGNOSE = ROOT / "docs" / "diagnose.md"
 PAGES = [*GUIDES, INSTALL, ROOT / "docs" / "comparison.md"]
 # A number as a link to the measurement from which it was copied.
 COPIED = re.compile(r"\[(?P<number>\d[^\]]*)\]\((?P<page>[\w./-]+\.md)(?:#(?P<anchor>[\w-]+))?\)")
@@ -61,7 +62,7 @@ def run(commands: str, where: Path, **environment: str) -> str:
 
 
 @pytest.mark.drift
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+@pytest.mark.parametrize("guide", [*GUIDES, DIAGNOSE], ids=lambda guide: guide.stem)
 def test_commands(guide: Path, tmp_path: Path, driver: FakeDriver) -> None:
     """On a machine without a GPU; what needs one has a fake driver."""
     (tmp_path / "sitecustomize.py").write_text(TRACEABLE)

@@ -87,7 +87,7 @@ def test_every_fault_is_named_with_its_fix(tmp_path: Path) -> None:
     }.items():
         assert found[what][0] == "warn"
         assert cure in found[what][1]
-    assert "GPU 0, 3, 4, 6, 7: NVIDIA H200, profiling metrics through GPM" in found
+    assert "GPUs 0, 3, 4, 6, 7: NVIDIA H200, profiling metrics through GPM" in found
     assert levels(driver).count("warn") == 6
 
 

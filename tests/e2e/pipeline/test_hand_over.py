@@ -339,6 +339,7 @@ def test_errors_are_one_line_with_the_fix(serve: Serve, pki: Pki, token: Path, t
     assert "use at most 24h" in fails("release", *url, "--for", "48h")
     assert "is it running" in fails("resume", "--url", "http://localhost:1")
     assert "is not a URL" in fails("resume", "--url", "localhost:9400")
+    assert "belong together: give both" in fails("release", *url, "--user", "me")
     secure = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
     assert "does it speak TLS" in fails("release", "--url", f"http://localhost:{secure.port}")
     assert "--ca-file" in fails("release", "--url", f"https://localhost:{secure.port}")

@@ -129,6 +129,7 @@ def test_a_job_without_the_variable(folder: Path, tmp_path: Path) -> None:
         (("--pod", "ml/trainer"), "--pod needs --kubernetes"),
         (("--pid", "1", "--trace", "--seconds", "60"), "--seconds: at most 10 s of a trace"),
         (("--pid", "4194305"), "there is no process 4194305 here"),
+        (("--pid", "4194305", "--report", "/none/x"), "/none/x: No such file or directory"),  # before it is looked for
         (("--source", "simulated"), "--source simulated: only processes on the GPUs of this machine can be profiled"),
     ],
 )

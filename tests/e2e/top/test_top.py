@@ -218,6 +218,10 @@ def test_once_has_the_classes_of_diagnose(recording: str) -> None:
     [
         (("--url", "http://127.0.0.1:1", "--recording", "h200_workloads"), "exclude each other"),
         (("--once",), "--once needs --recording"),
+        (
+            ("--once", "--recording", "h200_workloads", "--ca-file", "c"),
+            "--ca-file is for a server: name it with --url",
+        ),
         (("--for", "1h"), "at most 5m"),
         (SIMULATED, "needs a terminal"),
     ],

@@ -91,8 +91,9 @@ def test_what_a_worker_cannot_read_is_named(tmp_path: Path, cluster: str) -> Non
     assert (ran.returncode, ran.stderr) == (2, f"gpu-exporter: {tmp_path}/absent.json: No such file or directory\n")
 
 
-def test_no_scheduler(tmp_path: Path) -> None:
-    ran = run("trace", "analyze", "--dask", "tcp://127.0.0.1:1", *write_ranks(tmp_path, 1))
+@pytest.mark.parametrize(("address", "why"), [("tcp://127.0.0.1:1", ""), ("scheduler", "has no port: use for example")])
+def test_no_scheduler(tmp_path: Path, address: str, why: str) -> None:
+    ran = run("trace", "analyze", "--dask", address, *write_ranks(tmp_path, 1))
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("gpu-exporter: --dask tcp://127.0.0.1:1: ")
+    assert ran.stderr.startswith(f"gpu-exporter: --dask {address}: {why}")
     assert ran.stderr.count("\n") == 1

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 
+from content.docs.reference import EXIT_CODES
 from gpu_exporter.cli.commands import SECTIONS, SUMMARIES
 from gpu_exporter.cli.group import cli
 from gpu_exporter.cli.options import SettingOption, variable_warnings
@@ -71,6 +72,12 @@ def test_every_command_is_in_the_table() -> None:
         command = context(name).command
         assert command.name == name
         assert (command.help or "").partition("\n\n")[0] == summary
+
+
+def test_exit_codes_are_those_of_commands_that_exist() -> None:
+    named = {name for _, text in EXIT_CODES for name in re.findall(r"`([a-z]+)[ `]", text)}
+    assert named <= set(SUMMARIES)
+    assert len(named) > 4
 
 
 def test_help_lists_commands_in_sections() -> None:

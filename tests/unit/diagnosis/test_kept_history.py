@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,17 +129,40 @@ def test_what_a_killed_exporter_did_not_see_end_ends_when_it_was_last_written(tm
 def test_a_line_that_was_cut_off_is_skipped(tmp_path: Path) -> None:
     kept = KeptHistory(tmp_path)
     judge(kept, 0, 600, straggler())
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("history-*")
     path.write_bytes(path.read_bytes()[:-20])
     judge(kept, 630, 900)
     (incident,) = KeptHistory(tmp_path).incidents(*EVER)
     assert incident.end == BEGIN + 600
 
 
+def test_what_a_full_disk_refused_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each record once, also if the disk took half a line; without a try at each diagnosis."""
+    kept = KeptHistory(tmp_path)
+    judge(kept, 0, 60, straggler())
+    (path,) = tmp_path.glob("history-*")
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, limits[1]))
+    try:
+        judge(kept, 90, 600)
+        assert path.read_bytes() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    judge(kept, 601, 602, every=1.0)
+    assert path.read_bytes() == before
+    judge(kept, 660, 720, straggler(words="another"))
+    (incident,) = [each["incident"] for each in lines(tmp_path) if each.get("incident", {}).get("end")]
+    assert incident["start"] == BEGIN
+    assert len({json.dumps(each) for each in lines(tmp_path)}) == len(lines(tmp_path))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"--state-dir: {path}: No space left on device; it is tried again every minute"
+    ]
+
+
 def test_the_file_of_a_newer_version_is_left_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = HistoryStore(tmp_path)
     store.append(BEGIN, [b"{}"])
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("history-*")
     path.write_text('{"version": 99}\n')
     kept = KeptHistory(tmp_path)
     judge(kept, 0, 600, straggler())
@@ -151,7 +175,7 @@ def test_days_and_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     store = HistoryStore(tmp_path)
     for day in range(40):
         store.append(BEGIN + day * 86400, [b"x" * 100])
-    assert len(list(tmp_path.iterdir())) == history_store.KEPT_DAYS
+    assert len(list(tmp_path.glob("history-*.jsonl"))) == history_store.KEPT_DAYS
     for day in range(40, 80):
         store.append(BEGIN + day * 86400, [b"x" * 2000])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 32_000
@@ -160,7 +184,7 @@ def test_days_and_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     store = HistoryStore(tmp_path / "state")
     store.append(BEGIN, [b"{}"])
-    (path,) = (tmp_path / "state").iterdir()
+    (path,) = (tmp_path / "state").glob("history-*")
     path.unlink()
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
@@ -240,13 +264,51 @@ def test_a_report_is_written_when_a_job_has_ended(tmp_path: Path) -> None:
         runs = number < 10
         kept.take(watched(taken).current, loop(taken[-1], 10.0 * number) if runs else taken[-1])
         kept._wait()
-        assert reports.exists() == (number > 13)
+        assert bool(list(reports.iterdir())) == (number > 13)
     (page,) = reports.glob("llm-*.html")
     assert "Job llm" in page.read_text()
     (found,) = [json.loads(path.read_text()) for path in reports.glob("llm-*.json")]
     assert found["ranks"][0]["node"] == "node-1"
     assert found["ranks"][0]["steps"] == 90
     assert found["goodput"] > 0.6
+
+
+def test_a_report_that_cannot_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "reports").write_text("no directory")
+    said = f"--job-reports: {tmp_path / 'reports'}: File exists"
+    ends = JobReports(tmp_path / "reports", "node-1", Names(mask=False))
+    kept, values = KeptHistory(tmp_path / "state", ends), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    for number in range(30):
+        taken = snapshots([values], begin=BEGIN + 30 * number, job="train" if number < 10 else "")
+        kept.take(watched(taken).current, taken[-1])
+        kept._wait()
+        if number == 0:  # at the start
+            assert caplog.messages == [f"{said}; it is tried again when a job has ended"]
+        if number == 20:
+            (tmp_path / "reports").unlink()
+    assert len(list((tmp_path / "reports").glob("*train*.html"))) == 1
+    assert caplog.messages[1:] == [f"{said}; it is tried again every minute"]
+    written = lines(tmp_path / "state")
+    assert len({json.dumps(each) for each in written}) == len(written)
+
+
+def test_a_second_exporter_of_the_directory_writes_once_the_first_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While both run, as in a rolling update, nothing that GPUs did for a job counts twice."""
+    first, second = KeptHistory(tmp_path), KeptHistory(tmp_path)
+    values = {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    for number in range(42):
+        taken = snapshots([values], begin=BEGIN + 30 * number, job="train")
+        for kept in (first, second) if number < 21 else (second,):
+            kept.take(watched(taken).current, taken[-1])
+            kept._wait()
+        if number == 20:
+            first.close()
+    second.close()
+    assert [each["usage"]["start"] - BEGIN for each in lines(tmp_path)] == [21.0, 621.0, 1221.0]
+    (said,) = caplog.messages
+    assert said.startswith(f"{tmp_path}: another gpu-exporter uses this state directory: incidents and what GPUs did")
 
 
 def test_names_in_a_report_are_masked(tmp_path: Path) -> None:
@@ -270,7 +332,7 @@ def test_without_the_setting_no_report_is_written(tmp_path: Path) -> None:
         taken = snapshots([values], begin=BEGIN + 30 * number, job="train" if number < 10 else "")
         kept.take(watched(taken).current, taken[-1])
         kept._wait()
-    assert [path for path in tmp_path.iterdir() if not path.name.startswith("history-")] == []
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("history")] == []
 
 
 def test_a_job_cannot_name_another_place(tmp_path: Path) -> None:

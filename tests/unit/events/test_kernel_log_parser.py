@@ -144,6 +144,8 @@ def test_recovery_action_of_xid_154(number: int, words: str, action: Action) -> 
         (f"2026-11-20T11:00:00,250000Z {LOST}", 1795172400.25),
         (f"1795172400.125000 host kernel: {LOST}", 1795172400.125),
         (f"2026-13-20T11:00:00Z host kernel: {LOST}", None),
+        (f"0001-01-01T00:00:00Z host kernel: {LOST}", None),
+        (f"9999-12-31T23:59:59Z host kernel: {LOST}", None),
         (f"2026-11-20 11:00:00+00:00 host kernel: {LOST}", 1795172400.0),
         (f"2026-11-20T11:00:00 host kernel: {LOST}", None),
         (f"Fri 2026-11-20 11:00:00.5 UTC host kernel: {LOST}", 1795172400.5),

@@ -86,6 +86,7 @@ def test_entries_of_several_lines(form: str, tmp_path: Path) -> None:
         (f"Nov 20 12:00:00 host kernel: [ 1234.567890] {XID}", "Nov 20 12:00:00"),
         (f"Fri 2026-11-20 12:00:00 CET host kernel: {XID}", "Fri 2026-11-20 12:00:00 CET"),
         (f"[ 1234.567890] host kernel: {XID}", "1234.567890 s after boot"),
+        (f"0001-01-01T00:00:00Z host kernel: {XID}", "0001-01-01T00:00:00Z"),
         (XID, ""),
     ],
 )

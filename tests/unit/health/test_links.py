@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.catalogue.gpu_models import pcie_capacity as by_signal
-from gpu_exporter.health.links import FILE, GpuLinks, LinkHistory, pcie_link
+from gpu_exporter.health.links import FILE, RETRY_SECONDS, GpuLinks, LinkHistory, pcie_link
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 
@@ -146,13 +147,23 @@ def test_a_damaged_file_is_no_evidence(tmp_path: Path, caplog: pytest.LogCapture
     assert json.loads((tmp_path / FILE).read_bytes())["gpus"]["GPU-0"]["pcie"] == X8
 
 
-def test_a_directory_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_written_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What links reached is written when that is possible again."""
     (tmp_path / "file").touch()
     history = LinkHistory(tmp_path / "file")
     for reached in (8, 16):
         list(history.expected([GpuLinks(GPU, link(reached))]))
         written(history)
     assert sum("not kept over a restart" in record.message for record in caplog.records) == 1
+    (tmp_path / "file").unlink()
+    written(history)
+    assert not (tmp_path / "file").exists()  # it waits before it tries again
+    later = time.monotonic() + RETRY_SECONDS
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    written(history)
+    assert json.loads((tmp_path / "file" / FILE).read_bytes())["gpus"]["GPU-0"]["pcie"] == X16
 
 
 @pytest.mark.parametrize(("generation", "width"), [(1, 1), (3, 8), (5, 16), (6, 16)])

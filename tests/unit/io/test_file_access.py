@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.io.file_access import FileWorker, open_regular, read, replace_file
+from gpu_exporter.io.file_access import FileWorker, open_regular, read, refuse_unwritable, replace_file
 from tests.support.tools import LIMIT
 
 
@@ -94,3 +94,27 @@ def test_a_file_that_cannot_be_replaced(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=name):
             replace_file(tmp_path / name, "new")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("new.html", ""),
+        ("old.html", ""),
+        ("folder", "Is a directory"),
+        ("none/new.html", "No such file or directory"),
+        ("old.html/new.html", "Not a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "old.html").touch()
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    if why:
+        with pytest.raises(OSError, match=why) as raised:
+            refuse_unwritable(tmp_path / name)
+        assert raised.value.filename == str(tmp_path / name)
+    else:
+        refuse_unwritable(tmp_path / name)
+    refuse_unwritable(Path("/dev/null"))
+    assert sorted(tmp_path.rglob("*")) == before

@@ -140,6 +140,15 @@ def test_the_shipped_default_counters_load() -> None:
     assert m.XID_ERRORS not in selection.read_rows
 
 
+def test_the_example_of_the_page_loads() -> None:
+    """Every row is used."""
+    _, _, rest = (ROOT / "docs" / "dcgm-exporter.md").read_text().partition("```csv\n")
+    text, _, _ = rest.partition("```")
+    selection, said = read(text)
+    assert said == []
+    assert len(classic(selection)) + len(selection.labels) == len(text.splitlines()) - 1
+
+
 def test_a_help_text_in_another_unit_is_not_kept() -> None:
     """dcgm-exporter's "(in mJ)" would be wrong for joules; a help text for the new name is kept."""
     text = (SHIPPED / "default-counters.csv").read_text() + "DCGM_FI_DEV_BAR1_USED_BYTES, gauge, Mine (in B).\n"

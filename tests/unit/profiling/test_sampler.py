@@ -295,7 +295,7 @@ def test_a_socket_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(GpuExporterError, match=r"--socket .*: use a path in a folder that exists"):
         SampleServer(tmp_path / "missing" / "s", Answers(), FILES, lambda pid: True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(GpuExporterError, match="--socket"):
+    with pytest.raises(GpuExporterError, match="file: exists, and is not a socket: remove it or use another path"):
         SampleServer(tmp_path / "file", Answers(), FILES, lambda pid: True)
     assert (tmp_path / "file").exists()
 

@@ -179,3 +179,8 @@ def test_times_say_their_zone_and_another_day() -> None:
     assert moment(day + 3725) == "1970-01-02 01:02:05 UTC"
     assert clock(day + 3725, day + 4000) == "01:02 UTC"
     assert clock(3725, day + 4000) == "1970-01-01 01:02 UTC"
+
+
+def test_a_time_that_another_machine_made_up_is_written() -> None:
+    assert (moment(1e300), moment(-1e300)) == ("9999-12-31 23:59:59 UTC", "1970-01-01 00:00:00 UTC")
+    assert clock(-1e300, 1e300) == "1970-01-01 00:00 UTC"
