@@ -391,10 +391,20 @@ RECOVERY: Mapping[int, Fault] = {
 # Any other number is newer than this table. It must not be ignored.
 NEWER = _recovery(Action.DRAIN, "recovery action {value:.0f}, which this version of gpu-exporter does not know")
 
+# The mode that alerts on XIDs that require a drain; the verdict names each code as a reason.
+FATAL_XID = "GpuXidFatal"
 FAULTS = (
     *(*DOWN.values(), *MEMORY.values(), *RECOVERY.values(), NEWER, INFOROM),
     *(*CLOCK_EVENTS.values(), MARGIN, PCIE, NVLINK, FABRIC),
 )
+
+
+_MODES = {fault.reason: fault.mode for fault in FAULTS}
+
+
+def mode_of(reason: str) -> str:
+    """Return the name of the failure mode that alerts on a fault, by its reason; empty for one that is not known."""
+    return FATAL_XID if reason.startswith("xid_") else _MODES.get(reason, "")
 
 
 def recovery_action(number: int) -> Action:

@@ -19,6 +19,7 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
+from gpu_exporter.diagnosis.headline import repair
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
 from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
@@ -207,7 +208,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
                 "severity": match.mode.severity.value,
                 "domain": match.mode.domain.value,
                 "cause": match.mode.cause.value,
-                "action": match.mode.action.value,
+                "action": repair(match.mode, diagnosis).value,
                 "because": _rounded(match.because),
                 "advice": match.mode.advice,
             }

@@ -1,4 +1,4 @@
-"""Findings about network ports name them, as their alerts do."""
+"""Findings about network ports and NVLinks name them, as their alerts do."""
 
 from __future__ import annotations
 
@@ -55,3 +55,42 @@ def test_a_port_that_is_down(read: Callable[[list[Scrape]], Window]) -> None:
         "A network port of this GPU is down: mlx5_1b port 1",
     ]
     assert sentence(incident) == "A network port of each of GPUs 0, 1 on node-7 is down: mlx5_0b port 1, mlx5_1b port 1"
+
+
+def nvlinks(expected: float, page: bool) -> Scrape:
+    """Return a page or a snapshot of two GPUs with twelve NVLinks, of which two of GPU 1 are down."""
+    samples = []
+    for gpu in ("0", "1"):
+        down = ("10", "9") if gpu == "1" else ()
+        labels = {"gpu": gpu, "UUID": f"GPU-{gpu}", "Hostname": "node-7", "modelName": "NVIDIA H100"}
+        of_link = {**labels, "gpu_uuid": labels["UUID"]} if page else labels
+        of_link = {name: text for name, text in of_link.items() if not page or name != "UUID"}
+        rows = [(m.UP, 1.0), (m.NVLINK_COUNT, 12.0), (m.NVLINK_EXPECTED, expected), (m.NVLINK_UP, 12.0 - len(down))]
+        samples += [ScrapedSample(metric.name, labels, value) for metric, value in rows]
+        links = [str(link) for link in range(12)]
+        samples += [
+            ScrapedSample(m.LINK_UP.name, {**of_link, "nvlink": link}, float(link not in down)) for link in links
+        ]
+    return Scrape(1000.0, samples)
+
+
+@pytest.mark.parametrize("read", [whole, rolling])
+@pytest.mark.parametrize("page", [True, False])
+@pytest.mark.parametrize(("expected", "named"), [(12.0, ": NVLink 9, NVLink 10"), (11.0, "")])
+def test_nvlinks_that_are_down(
+    read: Callable[[list[Scrape]], Window], expected: float, named: str, *, page: bool
+) -> None:
+    """Where fewer should be up than there are, nobody knows which."""
+    scrapes = [nvlinks(expected, page)._replace(at=1000.0 + second) for second in range(8)]
+    (incident,) = of_diagnoses(diagnose(read(scrapes)), {})
+    assert sentence(incident) == (
+        "GPU 1 on node-7: some NVLinks of this GPU are up, and others that should be up are down" + named
+    )
+
+
+def test_nvlinks_that_are_up_again() -> None:
+    window = RollingWindow(20.0)
+    window.add(1000.0, samples_by_name(nvlinks(12.0, page=True).samples))
+    up = [each._replace(value=1.0) if each.name == m.LINK_UP.name else each for each in nvlinks(12.0, True).samples]
+    window.add(1001.0, samples_by_name(up))
+    assert [list(each.nvlinks_down) for each in window.recent().devices.values()] == [[], []]
