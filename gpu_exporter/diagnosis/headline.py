@@ -66,24 +66,23 @@ def summary(mode: FailureMode, *diagnoses: Diagnosis, gpu: str = "this GPU", sin
     If it is about network ports or NVLinks, they are named, as in the alert. Templates of Prometheus, whose numbers are
     in the evidence, are replaced by the meaning of the mode.
     """
-    links = _links(mode, diagnoses)
+    names = links(mode, diagnoses)
+    named = f": {', '.join(names)}" if names else ""
     if "{{" in mode.summary:
         words = mode.meaning.split(". ")[0].removesuffix(".")
-        return (words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}") + links
+        return (words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}") + named
     job = diagnoses[0].identity.workload or "that it belongs to"
     words = (singled_out and mode.singled_out) or mode.summary
-    return capitalised(words.replace("{gpu}", gpu).replace("{job}", job)) + links
+    return capitalised(words.replace("{gpu}", gpu).replace("{job}", job)) + named
 
 
-def _links(mode: FailureMode, diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the network ports or NVLinks that a mode is about, to append; empty if none are known."""
+def links(mode: FailureMode, diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Return the network ports or NVLinks that a mode is about, if they are known."""
     identities, fault = [each.identity for each in diagnoses], port_fault(mode)
-    links: list[str] = []
     if fault is not None:
-        links = sorted({port for each in identities for port in each.ports.get(fault, ())})
-    elif mode.name == NVLINK.mode:
-        links = [f"NVLink {link}" for link in dict.fromkeys(link for each in identities for link in each.nvlinks_down)]
-    return f": {', '.join(links)}" if links else ""
+        return sorted({port for each in identities for port in each.ports.get(fault, ())})
+    down = dict.fromkeys(link for each in identities for link in each.nvlinks_down)
+    return [f"NVLink {link}" for link in down] if mode.name == NVLINK.mode else []
 
 
 def repair(mode: FailureMode, *diagnoses: Diagnosis) -> Action:

@@ -19,7 +19,7 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
-from gpu_exporter.diagnosis.headline import repair
+from gpu_exporter.diagnosis.headline import links, repair
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
 from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
@@ -312,9 +312,9 @@ def _block(group: Sequence[Diagnosis], said: Advice, *, every: bool, verbose: bo
         yield f"    achieved: {achieved(first.position)}"
     if first.headroom and not first.headroom.limited_by:
         yield f"    at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
-    for place, match in enumerate(first.matches):
+    for match in first.matches:
         yield f"  {match.mode.name} ({match.mode.severity.value})"
-        if texts := evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose):
+        if texts := because(match, group, printed, verbose=verbose):
             yield f"    {', '.join(texts)}"
         if match.mode in host.MODES:
             yield from (f"    {text}" for text in processes(group, printed))
@@ -404,6 +404,12 @@ def _may_be_last(diagnoses: Sequence[Diagnosis]) -> str:
         f"{names_of(last)} was the last to launch in a launch-bound job. One of its ranks always is; whether it is the "
         "same one for minutes, which would make it a straggler, is unknown: run again with --for 5m."
     )
+
+
+def because(match: Match, group: Sequence[Diagnosis], printed: set[str], *, verbose: bool = False) -> list[str]:
+    """Return what shows a finding that these GPUs have: the values that are not `printed` yet, and faulty links."""
+    values = [found.because for each in group for found in each.matches if found.mode is match.mode]
+    return [*evidence(values, printed, verbose=verbose), *links(match.mode, group)]
 
 
 def evidence(by_gpu: Sequence[TermValues], printed: set[str], *, verbose: bool = False) -> list[str]:

@@ -11,6 +11,7 @@ from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.incident_words import sentence
 from gpu_exporter.diagnosis.incidents import of_diagnoses
+from gpu_exporter.diagnosis.report import because
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
 from gpu_exporter.diagnosis.window import Window, seen
@@ -94,3 +95,10 @@ def test_nvlinks_that_are_up_again() -> None:
     up = [each._replace(value=1.0) if each.name == m.LINK_UP.name else each for each in nvlinks(12.0, True).samples]
     window.add(1001.0, samples_by_name(up))
     assert [list(each.nvlinks_down) for each in window.recent().devices.values()] == [[], []]
+
+
+def test_reports_name_them() -> None:
+    """Beside the values that show the finding."""
+    diagnoses = diagnose(rolling([nvlinks(12.0, page=True)]))
+    (match,) = diagnoses[1].matches
+    assert because(match, [diagnoses[1]], set())[-2:] == ["NVLink 9", "NVLink 10"]
