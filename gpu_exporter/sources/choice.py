@@ -65,6 +65,8 @@ def make_sources(config: Config) -> Mapping[str, Source]:
     for setting in DCGM_ENTITIES if not reads_dcgm else ():
         if _is_set(config, setting):
             log.warning("--%s is ignored: NVSwitches and CPUs need --source dcgm", setting.replace("_", "-"))
+    if config.state_dir and not any(source.live for source in sources.values()):
+        log.warning("--state-dir is ignored: source %s has no GPUs of this machine", config.source)
     devices = config.devices
     if devices.kind == "i" and devices.chosen and not reads_dcgm:
         raise GpuExporterError(

@@ -42,6 +42,18 @@ def test_each_factory_makes_the_source_that_it_is_registered_for(kind: SourceKin
     source.close()
 
 
+@pytest.mark.parametrize("kind", SOURCE_KINDS.values(), ids=list(SOURCE_KINDS))
+def test_a_state_directory_without_effect(kind: SourceKind, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not ignored silently."""
+    settings = {**CONFIGS.get(kind.name, {}), "state_dir": tmp_path}
+    for source in make_sources(
+        Config(source=kind.name, nodes=2 if kind.name == "simulated" else 1, **settings)
+    ).values():
+        source.close()
+    line = f"--state-dir is ignored: source {kind.name} has no GPUs of this machine"
+    assert caplog.messages.count(line) == (not kind.live)
+
+
 def test_the_choices_of_the_setting_are_the_kinds() -> None:
     parse = {setting.name: setting.metadata["parse"] for setting in fields(Config)}["source"]
 
