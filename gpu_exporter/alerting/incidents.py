@@ -21,6 +21,7 @@ from gpu_exporter.alerting.aggregates import (
     Aggregate,
 )
 from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
+from gpu_exporter.alerting.identity import AFTERWARDS
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
@@ -333,10 +334,15 @@ OPEN_EXPLAINED = Aggregate(
     _ROW,
 )
 _GPU = "cluster, UUID"
+_EARLIER_RANKS = f"\n  or on ({_GPU})\n  ".join(f"{RANK.record} offset {minutes}m" for minutes in AFTERWARDS)
 RANKS = Aggregate(
     "gpu:alert_rank:info",
-    "Ranks on GPUs about which an alert fires",
-    f"topk by ({_GPU}) (1, {RANK.record} and on ({_GPU}) {_ALERTS})",
+    "Ranks on GPUs about which an alert fires; for a while also those that have ended, as on a lost GPU",
+    f"""topk by ({_GPU}) (1, {RANK.record} and on ({_GPU}) {_ALERTS})
+or on ({_GPU})
+topk by ({_GPU}) (1, (
+  {_EARLIER_RANKS}
+) and on ({_GPU}, namespace, workload) {_ALERTS})""",
     ("node", "gpu", "UUID", "rank"),
 )
 _OF_LINK = f"{_GPU}, alertname"
