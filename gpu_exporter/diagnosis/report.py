@@ -269,9 +269,9 @@ def lines(
 def groups(
     diagnoses: Sequence[Diagnosis], incidents: Sequence[DiagnosedIncident], *, every: bool = False
 ) -> list[list[Diagnosis]]:
-    """Return GPUs with identical findings together, the worst first; with `every`, also what could not be judged.
+    """Return GPUs with identical findings together; with `every`, also what could not be judged.
 
-    Of those that are as urgent, the ones that cause an incident are in its order.
+    First those that cause incidents, in the order of these, then the worst of the others.
     """
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
@@ -284,7 +284,7 @@ def groups(
         kind = (bool(diagnosis.device.instance), diagnosis.approximate)
         found[where, kind, bottleneck, down, modes, unknown, reached].append(diagnosis)
     place = order_of_causes(incidents)
-    return sorted(found.values(), key=lambda group: (urgency(group[0]), min(map(place, group))))
+    return sorted(found.values(), key=lambda group: (min(map(place, group)), urgency(group[0])))
 
 
 def urgency(diagnosis: Diagnosis) -> int:

@@ -89,7 +89,7 @@ def _table(
     place, hit_by = order_of_causes(incidents), incident_words.hit_by(incidents)
     shown = sorted(
         filter(report.is_reported, diagnoses),
-        key=lambda each: (report.urgency(each), place(each), -round(lost(each.shares), 1)),
+        key=lambda each: (place(each), report.urgency(each), -round(lost(each.shares), 1)),
     )
     head, *rows = aligned([cells(window, diagnosis, hit_by.get(diagnosis.device, "")) for diagnosis in shown], width)
     yield style(head, "title")

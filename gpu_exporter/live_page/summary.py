@@ -73,7 +73,7 @@ def summarise(
     problems = [*_incidents(by_id, incidents), *_missing(missing)]
     problems += _sick(entries, problems)
     problems += _held_up(by_id, jobs, incidents)
-    problems.sort(key=lambda problem: (_WORST.index(problem.tone), not problem.hit))
+    problems.sort(key=lambda problem: _WORST.index(problem.tone))
     states = {rank["id"]: rank["state"] for job in jobs for rank in job["ranks"]}
     judged = {entry["id"]: _judged(entry, states.get(entry["id"], ""), problems, by_id) for entry in entries}
     return {

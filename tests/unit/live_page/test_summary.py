@@ -186,6 +186,13 @@ def test_victims_come_after_the_cause_and_before_the_rest() -> None:
     assert made["order"] == [f"GPU-{index}" for index in (5, 2, 7, 0, 1, 3, 4, 6)]
 
 
+def test_problems_are_in_the_order_of_incidents() -> None:
+    """Also if a later one hits others."""
+    made = summarise(EIGHT, [], [incident([6]), incident([5], [7, 2])], 0)
+    assert [problem["gpus"] for problem in made["problems"]] == [["GPU-6"], ["GPU-5"]]
+    assert made["order"] == [f"GPU-{index}" for index in (6, 5, 2, 7, 0, 1, 3, 4)]
+
+
 @pytest.mark.parametrize(
     ("gpus", "jobs", "incidents", "words"),
     [
