@@ -163,6 +163,10 @@ class RankState(Enum):
     UNKNOWN = "unknown"
 
 
+# As the page, reports and boards say it.
+RANK_WORDS = {RankState.WAITED_FOR: "holds up the job", RankState.WAITING: "waits"}
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """A GPU of a job."""
