@@ -264,9 +264,12 @@ OPEN_NODES = Aggregate(
 _OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
 _OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
 _OWN_OF_JOB = f"sum by ({_JOB}) ({_OWN_OF_DEVICE})"
+# What a cost is, as all texts about it say it; so is that of `diagnosis/`.
+COST_INCLUDES = "includes what these GPUs already wasted before the incident began, such as the gaps between kernels"
 OPEN_COST = Aggregate(
     "incident:open:usd_per_hour",
-    "Price of the GPU time that an incident costs: what its own GPUs waste, and the time in which others wait for them",
+    "Price of the GPU time that an incident costs: what its own GPUs waste, and the time in which others wait for "
+    f"them; it {COST_INCLUDES}",
     _of_open(
         "("
         + _total(
