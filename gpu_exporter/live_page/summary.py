@@ -260,7 +260,7 @@ def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Ma
     for problem in problems:
         if entry["id"] in problem.gpus:
             healthy = health in (Health.HEALTHY, Health.UNKNOWN) and problem.badge.lower() != entry["health"]
-            badge = ("Cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
+            badge = ("Root cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
             return Judgement(problem.tone, badge, _hit_too(entry, problems, by_id) + said, line["since"])
     for problem in problems:
         if entry["id"] in problem.hit:
