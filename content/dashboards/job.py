@@ -22,6 +22,7 @@ from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode
 from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.conditions.tree import Named, duration
+from gpu_exporter.diagnosis.rolling import RANK_WORDS, RankState
 
 BOARD = JOB
 # Rows of the grid on the first screen.
@@ -32,13 +33,14 @@ MOST_RANKS = 32
 STRAGGLERS = ("GpuJobStraggler", *d.STRAGGLERS)
 # The states of a rank: the higher, the more it is to blame.
 WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
+_HOLDS_UP, _WAITS = RANK_WORDS[RankState.WAITED_FOR], RANK_WORDS[RankState.WAITING]
 STATES = (
     ("does not wait", TEAL),
-    ("waits", ORANGE),
-    ("waits: the job hangs", ORANGE),
-    ("holds up the job: its host is slow", RED),
-    ("holds up the job: computes longer", RED),
-    ("holds up the job: not in the collective", RED),
+    (_WAITS, ORANGE),
+    (f"{_WAITS}: the job hangs", ORANGE),
+    (f"{_HOLDS_UP}: its host is slow", RED),
+    (f"{_HOLDS_UP}: computes longer", RED),
+    (f"{_HOLDS_UP}: not in the collective", RED),
     ("does not answer", DARK_RED),
 )
 

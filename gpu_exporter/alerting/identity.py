@@ -24,6 +24,8 @@ _LABELS = (
 SCRAPED = "gpu:scraped:info"
 # The node of each exporter.
 EXPORTER = "gpu:exporter:info"
+# The minutes after which the owner and the rank that a GPU had are looked up, once it has none.
+AFTERWARDS = (5, 10, 15)
 # The owner of a whole GPU within the last 15 minutes; a GPU without one has no labels of an owner.
 LAST_OWNER = "gpu:last_owner:info"
 # The owner of a GPU, if it has only one, and if an alert about the GPU does not name it. Each row of a table of alerts
@@ -70,7 +72,7 @@ def recorded() -> Iterator[tuple[str, str]]:
     # Also for a while after its pod is gone: a job fails when it loses a GPU.
     last = [
         f'group by (cluster, UUID, namespace, workload) (gpu:device_owner:info{{GPU_I_ID=""}}{ago})'
-        for ago in ("", *(f" offset {minutes}m" for minutes in (5, 10, 15)))
+        for ago in ("", *(f" offset {minutes}m" for minutes in AFTERWARDS))
     ]
     yield (LAST_OWNER, "\nor on (cluster, UUID)\n".join([*last, f"group by (cluster, UUID) ({IDENTITY_INFO})"]))
     yield (

@@ -21,6 +21,7 @@ from gpu_exporter.alerting.aggregates import (
     Aggregate,
 )
 from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
+from gpu_exporter.alerting.identity import AFTERWARDS
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
@@ -263,9 +264,12 @@ OPEN_NODES = Aggregate(
 _OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
 _OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
 _OWN_OF_JOB = f"sum by ({_JOB}) ({_OWN_OF_DEVICE})"
+# What a cost is, as all texts about it say it; so is that of `diagnosis/`.
+COST_INCLUDES = "includes what these GPUs already wasted before the incident began, such as the gaps between kernels"
 OPEN_COST = Aggregate(
     "incident:open:usd_per_hour",
-    "Price of the GPU time that an incident costs: what its own GPUs waste, and the time in which others wait for them",
+    "Price of the GPU time that an incident costs: what its own GPUs waste, and the time in which others wait for "
+    f"them; it {COST_INCLUDES}",
     _of_open(
         "("
         + _total(
@@ -333,10 +337,15 @@ OPEN_EXPLAINED = Aggregate(
     _ROW,
 )
 _GPU = "cluster, UUID"
+_EARLIER_RANKS = f"\n  or on ({_GPU})\n  ".join(f"{RANK.record} offset {minutes}m" for minutes in AFTERWARDS)
 RANKS = Aggregate(
     "gpu:alert_rank:info",
-    "Ranks on GPUs about which an alert fires",
-    f"topk by ({_GPU}) (1, {RANK.record} and on ({_GPU}) {_ALERTS})",
+    "Ranks on GPUs about which an alert fires; for a while also those that have ended, as on a lost GPU",
+    f"""topk by ({_GPU}) (1, {RANK.record} and on ({_GPU}) {_ALERTS})
+or on ({_GPU})
+topk by ({_GPU}) (1, (
+  {_EARLIER_RANKS}
+) and on ({_GPU}, namespace, workload) {_ALERTS})""",
     ("node", "gpu", "UUID", "rank"),
 )
 _OF_LINK = f"{_GPU}, alertname"

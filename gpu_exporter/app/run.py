@@ -135,9 +135,9 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
     if not source.live:
         log.warning(BANNER.format(what=source.description, label=f'source="{source.name}"'))
     if config.state_dir and (not source.live or is_remote(config, source.name)):
-        log.warning("--state-dir is not used: nothing is kept of GPUs that are not this machine's")
+        log.warning("--state-dir is ignored: nothing is kept of GPUs that are not this machine's")
     if (config.profile_lines or config.profile_socket) and not config.profile:
-        log.warning("--profile-lines and --profile-socket are not used: --profile says when to take a profile")
+        log.warning("--profile-lines and --profile-socket are ignored: --profile says when to take a profile")
     what = f"source {source.name}" + (f", {len(nodes)} nodes" if len(nodes) > 1 else "")
     log.info("gpu-exporter %s serves %s on port %d", __version__, what, server.port)
     for line in greeting(base_url(config.address, server.port, tls=tls)):

@@ -118,7 +118,7 @@ STATES = (
     FaultState("Fabric not ready", "the fabric manager has not added the GPU to the NVSwitch fabric: CUDA does not start", FABRIC_NOT_READY.promql, "Hopper and newer with NVSwitch"),
     FaultState("Fabric fault", "the fabric reports lost bandwidth or a broken route for the GPU", f"{m.FABRIC_FAULTS[0]} == 1", "Hopper and newer with NVSwitch"),
     FaultState("Thermal margin", f"{LOW_MARGIN} degrees or fewer until the GPU is throttled: the margin that the driver reports, otherwise slowdown temperature minus temperature", f"({m.TEMP_MARGIN} or ({m.SLOWDOWN_TEMP} - {m.GPU_TEMP})) <= {LOW_MARGIN}", "driver's margin: Hopper and newer; threshold: all"),
-    FaultState("Slowed down by hardware", "the hardware lowered the clock because of heat or of the power supply", f'rate({m.CLOCK_EVENT_SECONDS[0]}{{reason=~"hw_.+"}}[5m]) > 0', "Ampere and newer"),
+    FaultState("Throttled by hardware", "the hardware lowered the clock because of heat or of the power supply", f'rate({m.CLOCK_EVENT_SECONDS[0]}{{reason=~"hw_.+"}}[5m]) > 0', "Ampere and newer"),
     FaultState("Power limit", "at its limit, which is normal at full load; compare the GPUs of one job", f"{m.POWER} / {m.POWER_LIMIT} > 0.98", ALL),
     FaultState("Persistence mode off", "the driver unloads when nothing uses the GPU, and each start takes seconds", f"{m.PERSISTENCE} == 0", ALL),
     FaultState("Driver reload needed", "driver library and kernel module have different versions, as after an upgrade without a reboot: new programs fail", f"{m.RELOAD_NEEDED} == 1", ALL),
@@ -325,14 +325,14 @@ CLOCK_EVENTS: Mapping[int, Fault] = {
         "hw_thermal_slowdown",
         Action.NONE,
         "throttled by hardware because it is too hot: check the cooling",
-        "Slowed down by hardware",
+        "Throttled by hardware",
         "GpuThermalThrottling",
     ),
     7: _degraded(
         "hw_power_brake",
         Action.NONE,
         "throttled by hardware because of the power supply (power brake): check the power supply",
-        "Slowed down by hardware",
+        "Throttled by hardware",
         "GpuPowerBrake",
     ),
 }
@@ -391,10 +391,20 @@ RECOVERY: Mapping[int, Fault] = {
 # Any other number is newer than this table. It must not be ignored.
 NEWER = _recovery(Action.DRAIN, "recovery action {value:.0f}, which this version of gpu-exporter does not know")
 
+# The mode that alerts on XIDs that require a drain; the verdict names each code as a reason.
+FATAL_XID = "GpuXidFatal"
 FAULTS = (
     *(*DOWN.values(), *MEMORY.values(), *RECOVERY.values(), NEWER, INFOROM),
     *(*CLOCK_EVENTS.values(), MARGIN, PCIE, NVLINK, FABRIC),
 )
+
+
+_MODES = {fault.reason: fault.mode for fault in FAULTS}
+
+
+def mode_of(reason: str) -> str:
+    """Return the name of the failure mode that alerts on a fault, by its reason; empty for one that is not known."""
+    return FATAL_XID if reason.startswith("xid_") else _MODES.get(reason, "")
 
 
 def recovery_action(number: int) -> Action:

@@ -14,19 +14,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
 from gpu_exporter.cli.commands import command
+from gpu_exporter.cli.local_exporter import SETTINGS, LocalCommand, url_and_certificate
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.nodes import NodesOption
-from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, leave, stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import refuse_unwritable, replace_file
-from gpu_exporter.io.user_text import duration
+from gpu_exporter.io.user_text import Address, duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, REPLAY, SOURCE_KINDS
 
@@ -65,8 +67,8 @@ class Output:
     mask_names: bool = False
 
 
-@command("diagnose", Command, error_code=COULD_NOT_TELL)
-@settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides", "profile_dir")
+@command("diagnose", LocalCommand, error_code=COULD_NOT_TELL)
+@settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides", "profile_dir", *SETTINGS)
 @click.option(
     "--for",
     "seconds",
@@ -123,11 +125,16 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     if output.report:
         refuse_unwritable(output.report)
     of_job = {name: values.pop(name) for name in ("job", "since", "begin", "end")}
-    where = NodesOption(urls, values.pop("nodes"), values.pop("slurm_job"), Config().address.port)
+    here = [values.pop(name) for name in SETTINGS]
+    where = NodesOption(urls, values.pop("nodes"), values.pop("slurm_job"), here[0].port)
     if of_job["job"]:
         _refuse_beside_job(values, what)
         from gpu_exporter.cli.job_report import JobRequest, report_job
 
+        if not (urls or where.is_several):
+            url, certificate = url_and_certificate(*here)
+            where = replace(where, urls=[url])
+            credentials = {**credentials, "certificate": b"" if credentials["ca_file"] else certificate}
         raise SystemExit(report_job(JobRequest(where=where, **of_job), credentials, output))
     if any(of_job.values()):
         raise GpuExporterError("--since, --from and --to are for a job: name it with --job")
@@ -138,7 +145,7 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     _refuse_ignored(request)
     is_asked = request.remote or request.nodes
     is_live = not is_asked and not request.config.recording and SOURCE_KINDS[request.config.source].live
-    loops = LocalLoops(Config().address.port) if is_live else None
+    loops = LocalLoops(*here) if is_live else None
     result = print_diagnosis(request, output)
     if loops and (jobs := loops.jobs()):
         seen = f"training jobs that send step times to the exporter of this machine: {', '.join(jobs)}"
@@ -156,25 +163,29 @@ def _refuse_beside_job(values: Mapping[str, Any], what: Mapping[str, Any]) -> No
 
 
 class LocalLoops(threading.Thread):
-    """Asks the exporter on a port of this machine, if there is one, for the training jobs that send to it."""
+    """Asks the exporter of this machine, if there is one, for the training jobs that send to it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, address: Address, web_config_file: Path | None) -> None:
         super().__init__(daemon=True)
-        self.url, self._port = f"http://localhost:{port}", port
+        self.url, self._where = "", (address, web_config_file)
         self._jobs: list[str] = []
         self.start()
 
     def run(self) -> None:
         try:
-            socket.create_connection(("localhost", self._port), CONNECT_SECONDS).close()
-        except OSError:  # then no client of HTTP is needed
+            self.url, certificate = url_and_certificate(*self._where)
+            parts = urlsplit(self.url)
+            socket.create_connection((parts.hostname, parts.port), CONNECT_SECONDS).close()
+        except (GpuExporterError, OSError):  # then no client of HTTP is needed
             return
         from gpu_exporter.catalogue.metrics import JOB_RANK_INFO
         from gpu_exporter.diagnosis.text_format import parsed
         from gpu_exporter.http.client import Remote
 
         with suppress(GpuExporterError, ValueError):
-            samples = parsed(Remote(self.url).metrics(), lambda name: name == JOB_RANK_INFO.name)
+            samples = parsed(
+                Remote(self.url, certificate=certificate).metrics(), lambda name: name == JOB_RANK_INFO.name
+            )
             self._jobs = sorted({printable(sample.labels.get("job_id", ""), 80) for sample in samples})
 
     def jobs(self) -> list[str]:

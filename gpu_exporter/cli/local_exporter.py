@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from gpu_exporter.catalogue.dcgm_exporter.flags import translate
 from gpu_exporter.cli.login import refuse_half
 from gpu_exporter.cli.options import Command, F
 from gpu_exporter.config import ENV_PREFIX, Config, flag
-from gpu_exporter.http.web_config import parse
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
@@ -91,6 +89,8 @@ def certificate(web_config_file: Path | None) -> bytes:
     """Return the certificate (DER) that the exporter serves with; empty without TLS. Raises GpuExporterError."""
     if web_config_file is None:
         return b""
+    from gpu_exporter.http.web_config import parse
+
     contents = partial(read, most=MAX_FILE_BYTES)
     fix = "check --web.config.file, and run this as the exporter's user or as root"
     try:
@@ -106,6 +106,8 @@ def certificate(web_config_file: Path | None) -> bytes:
 
 def _leaf(pem: bytes) -> bytes:
     """Return the first certificate, which is the server's own, in DER. Raises ValueError."""
+    import ssl
+
     found = LEAF.search(pem)
     if not found:
         raise ValueError("tls_server_config: cert: contains no PEM block that begins with -----BEGIN CERTIFICATE-----")

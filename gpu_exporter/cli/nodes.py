@@ -29,7 +29,7 @@ class NodesOption:
         return bool(self.nodes or self.slurm_job or len(self.urls) > 1)
 
     def addresses(self) -> list[str]:
-        """Return the URLs of the exporters; by default, that of this machine. Raises GpuExporterError."""
+        """Return the URLs of the exporters. Raises GpuExporterError."""
         from gpu_exporter.diagnosis.job_sources import hosts
 
         if self.nodes and self.slurm_job:
@@ -39,7 +39,7 @@ class NodesOption:
         if not nodes:
             if any(PLACE in url for url in self.urls):
                 raise GpuExporterError(f"--url with {PLACE}: say which nodes with --nodes")
-            return list(dict.fromkeys(self.urls)) or [f"http://localhost:{self.port}"]
+            return list(dict.fromkeys(self.urls))
         template = self.urls[0] if self.urls else f"http://{PLACE}:{self.port}"
         if len(self.urls) > 1 or PLACE not in template:
             raise GpuExporterError(f"{option}: give one --url with {PLACE} in it, such as http://{PLACE}:9400")

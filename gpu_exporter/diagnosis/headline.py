@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.failure_modes.network import port_fault
-from gpu_exporter.catalogue.faults import TELEMETRY
+from gpu_exporter.catalogue.faults import NVLINK, TELEMETRY, mode_of
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.presence import RELEASED, explain
 from gpu_exporter.diagnosis.words import statement
 from gpu_exporter.model.snapshot import UNREAD, GpuStatus
-from gpu_exporter.model.verdict import Health, Verdict
+from gpu_exporter.model.verdict import Action, Health, Verdict, most_drastic
 from gpu_exporter.reports.numbers import capitalised
 
 # How urgent an alert of a severity is.
@@ -63,18 +63,32 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
 def summary(mode: FailureMode, *diagnoses: Diagnosis, gpu: str = "this GPU", singled_out: bool = False) -> str:
     """Return what a failure mode says about GPUs, as a sentence. `singled_out` GPUs cause what others have as well.
 
-    If it is about network ports, they are named, as in the alert. Templates of Prometheus, whose numbers are in the
-    evidence, are replaced by the meaning of the mode.
+    If it is about network ports or NVLinks, they are named, as in the alert. Templates of Prometheus, whose numbers are
+    in the evidence, are replaced by the meaning of the mode.
     """
+    names = links(mode, diagnoses)
+    named = f": {', '.join(names)}" if names else ""
     if "{{" in mode.summary:
         words = mode.meaning.split(". ")[0].removesuffix(".")
-        return words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}"
+        return (words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}") + named
     job = diagnoses[0].identity.workload or "that it belongs to"
     words = (singled_out and mode.singled_out) or mode.summary
-    fault = port_fault(mode)
-    ports = set() if fault is None else {port for each in diagnoses for port in each.identity.ports.get(fault, ())}
-    named = f": {', '.join(sorted(ports))}" if ports else ""
     return capitalised(words.replace("{gpu}", gpu).replace("{job}", job)) + named
+
+
+def links(mode: FailureMode, diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Return the network ports or NVLinks that a mode is about, if they are known."""
+    identities, fault = [each.identity for each in diagnoses], port_fault(mode)
+    if fault is not None:
+        return sorted({port for each in identities for port in each.ports.get(fault, ())})
+    down = dict.fromkeys(link for each in identities for link in each.nvlinks_down)
+    return [f"NVLink {link}" for link in down] if mode.name == NVLINK.mode else []
+
+
+def repair(mode: FailureMode, *diagnoses: Diagnosis) -> Action:
+    """Return what repairs GPUs: what the verdicts on them say about the faults that the mode alerts on, if they do."""
+    repairs = (item for each in diagnoses for item in each.identity.repairs.items())
+    return most_drastic((action for reason, action in repairs if mode_of(reason) == mode.name), mode.action)
 
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:
@@ -93,7 +107,7 @@ def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
         "meaning": mode.meaning,
         "evidence": [statement(term, [value]) for term, value in match.because.items()],
         "advice": mode.advice,
-        "action": mode.action.words,
+        "action": repair(mode, diagnosis).words,
         "runbook": f"{project.DOCS}/runbooks/{mode.name.lower()}.md" if project.DOCS else "",
     }
 

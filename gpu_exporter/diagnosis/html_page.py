@@ -260,12 +260,11 @@ def _findings(
     group: Sequence[Diagnosis], explained: Mapping[tuple[DeviceKey, str], str], printed: set[str]
 ) -> Iterator[str]:
     order = list(Severity)
-    matches = sorted(enumerate(group[0].matches), key=lambda each: order.index(each[1].mode.severity))
-    for place, match in matches:
+    for match in sorted(group[0].matches, key=lambda each: order.index(each.mode.severity)):
         mode = match.mode
         severity = mode.severity.value
         yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'
-        if numbers := report.evidence([each.matches[place].because for each in group], printed):
+        if numbers := report.because(match, group, printed):
             yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
         because = explained.get((group[0].device, mode.name))
         said = safe_text(capitalised(because)) + "." if because else inline(mode.advice)

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.catalogue.faults import DOWN
 from gpu_exporter.diagnosis.diagnose import Diagnosis
-from gpu_exporter.diagnosis.headline import summary
+from gpu_exporter.diagnosis.headline import repair, summary
 from gpu_exporter.diagnosis.incidents import LOST, DiagnosedIncident, lost_gpus
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
@@ -53,7 +53,7 @@ def _as_dict(found: DiagnosedIncident, price: float | None) -> dict[str, Any]:
         "jobs": list(_jobs((*found.culprits, *found.hit))),
         "explains": list(incident.explained),
         **_cost([found], price),
-        "action": incident.mode.action.words,
+        "action": repair(incident.mode, *found.culprits).words,
         "advice": incident.mode.advice,
     }
 

@@ -16,13 +16,12 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.job_history import RankTotals
-from gpu_exporter.diagnosis.rolling import RankState, rank_state
+from gpu_exporter.diagnosis.rolling import RANK_WORDS, RankState, rank_state
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
 from gpu_exporter.diagnosis.several_nodes import Operation
 from gpu_exporter.diagnosis.training_loops import STRAGGLER, RankNow, self_times
 from gpu_exporter.diagnosis.window import Window
 
-_STATES = {RankState.WAITED_FOR: "holds up the job", RankState.WAITING: "waits for others"}
 _SIZES = ("0-1MiB", "1-16MiB", "16-256MiB", "256MiB+")
 
 
@@ -101,7 +100,7 @@ def _ranks(
                 rank.excess = compared[loop.labels].excess * compared[loop.labels].step
         state = rank_state(window, replace(diagnosis, device=measured(device)))
         state = RankState.WAITED_FOR if rank.excess else state
-        rank.note = "does not answer" if diagnosis.is_down else _STATES.get(state, "")
+        rank.note = "does not answer" if diagnosis.is_down else RANK_WORDS.get(state, "")
         yield rank
 
 

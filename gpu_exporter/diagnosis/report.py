@@ -19,6 +19,7 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
+from gpu_exporter.diagnosis.headline import links, repair
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
 from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
@@ -210,7 +211,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
                 "severity": match.mode.severity.value,
                 "domain": match.mode.domain.value,
                 "cause": match.mode.cause.value,
-                "action": match.mode.action.value,
+                "action": repair(match.mode, diagnosis).value,
                 "because": _rounded(match.because),
                 "advice": match.mode.advice,
             }
@@ -271,9 +272,9 @@ def lines(
 def groups(
     diagnoses: Sequence[Diagnosis], incidents: Sequence[DiagnosedIncident], *, every: bool = False
 ) -> list[list[Diagnosis]]:
-    """Return GPUs with identical findings together, the worst first; with `every`, also what could not be judged.
+    """Return GPUs with identical findings together; with `every`, also what could not be judged.
 
-    Of those that are as urgent, the ones that cause an incident are in its order.
+    First those that cause incidents, in the order of these, then the worst of the others.
     """
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
@@ -286,7 +287,7 @@ def groups(
         kind = (bool(diagnosis.device.instance), diagnosis.approximate)
         found[where, kind, bottleneck, down, modes, unknown, reached].append(diagnosis)
     place = order_of_causes(incidents)
-    return sorted(found.values(), key=lambda group: (urgency(group[0]), min(map(place, group))))
+    return sorted(found.values(), key=lambda group: (min(map(place, group)), urgency(group[0])))
 
 
 def urgency(diagnosis: Diagnosis) -> int:
@@ -314,9 +315,9 @@ def _block(group: Sequence[Diagnosis], said: Advice, *, every: bool, verbose: bo
         yield f"    achieved: {achieved(first.position)}"
     if first.headroom and not first.headroom.limited_by:
         yield f"    at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
-    for place, match in enumerate(first.matches):
+    for match in first.matches:
         yield f"  {match.mode.name} ({match.mode.severity.value})"
-        if texts := evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose):
+        if texts := because(match, group, printed, verbose=verbose):
             yield f"    {', '.join(texts)}"
         if match.mode in host.MODES:
             yield from (f"    {text}" for text in processes(group, printed))
@@ -406,6 +407,12 @@ def _may_be_last(diagnoses: Sequence[Diagnosis]) -> str:
         f"{names_of(last)} was the last to launch in a launch-bound job. One of its ranks always is; whether it is the "
         "same one for minutes, which would make it a straggler, is unknown: run again with --for 5m."
     )
+
+
+def because(match: Match, group: Sequence[Diagnosis], printed: set[str], *, verbose: bool = False) -> list[str]:
+    """Return what shows a finding that these GPUs have: the values that are not `printed` yet, and faulty links."""
+    values = [found.because for each in group for found in each.matches if found.mode is match.mode]
+    return [*evidence(values, printed, verbose=verbose), *links(match.mode, group)]
 
 
 def evidence(by_gpu: Sequence[TermValues], printed: set[str], *, verbose: bool = False) -> list[str]:

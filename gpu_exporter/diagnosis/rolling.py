@@ -39,7 +39,8 @@ from gpu_exporter.model.snapshot import Snapshot
 
 # Families of gpu-exporter by which all its devices are known.
 _OF_GPUS = (m.UP, m.INFO, m.DOWN, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
-_IDENTIFYING = (*_OF_GPUS, m.INSTANCE_SLICES, m.HOST_PROCESS, m.POD_INFO, m.JOB_INFO, m.NIC_INFO, m.NIC_FAULT)
+_OF_LINKS = (m.NIC_INFO, m.NIC_FAULT, m.LINK_UP, m.NVLINK_EXPECTED, m.NVLINK_COUNT)
+_IDENTIFYING = (*_OF_GPUS, *_OF_LINKS, m.INSTANCE_SLICES, m.HOST_PROCESS, m.POD_INFO, m.JOB_INFO, m.HEALTH_REASON)
 IDENTIFY = tuple(row.name for row in _IDENTIFYING)
 
 
@@ -160,6 +161,10 @@ class RankState(Enum):
     WAITED_FOR = "waited_for"
     LIMITED = "limited"
     UNKNOWN = "unknown"
+
+
+# As the page, reports and boards say it.
+RANK_WORDS = {RankState.WAITED_FOR: "holds up the job", RankState.WAITING: "waits"}
 
 
 @dataclass(frozen=True, slots=True)

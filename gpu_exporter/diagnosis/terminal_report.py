@@ -89,7 +89,7 @@ def _table(
     place, hit_by = order_of_causes(incidents), incident_words.hit_by(incidents)
     shown = sorted(
         filter(report.is_reported, diagnoses),
-        key=lambda each: (report.urgency(each), place(each), -round(lost(each.shares), 1)),
+        key=lambda each: (place(each), report.urgency(each), -round(lost(each.shares), 1)),
     )
     head, *rows = aligned([cells(window, diagnosis, hit_by.get(diagnosis.device, "")) for diagnosis in shown], width)
     yield style(head, "title")
@@ -121,7 +121,7 @@ def _block(
         yield f"at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}", "", "  ", "    "
     for text in report.processes(group, set()):
         yield text, "", "  ", "    "
-    for place, match in sorted(enumerate(first.matches), key=lambda each: list(Severity).index(each[1].mode.severity)):
+    for match in sorted(first.matches, key=lambda each: list(Severity).index(each.mode.severity)):
         mode = match.mode
         yield (
             f"{mode.name} ({mode.severity.value}){_loss(group, diagnoses, match)}",
@@ -129,8 +129,7 @@ def _block(
             "  ",
             "    ",
         )
-        because = [diagnosis.matches[place].because for diagnosis in group]
-        for text in report.evidence(because, printed, verbose=verbose):
+        for text in report.because(match, group, printed, verbose=verbose):
             yield text, "", "    ", "      "
         yield report.what_to_do(match, first, said), "", "    ", "       "
         yield f"runbook: {report.runbook(mode)}", "dim", "    ", "      "

@@ -28,6 +28,7 @@ from gpu_exporter.diagnosis.scrape import (
     SampleColumn,
     Scrape,
     ScrapedSample,
+    key_of,
     node_of,
     samples_by_name,
 )
@@ -35,6 +36,7 @@ from gpu_exporter.diagnosis.signal_reader import SignalReader, reader
 from gpu_exporter.diagnosis.training_loops import LoopReader, RankNow
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.verdict import Action
 
 # Of a point.
 _TIME, _VALUE = itemgetter(0), itemgetter(1)
@@ -48,6 +50,9 @@ PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id",
 
 # Which network ports are nearest to a GPU, and which of them have a fault.
 _PORTS = (m.NIC_INFO.name, m.NIC_FAULT.name)
+# Which NVLinks are active (only with `--metrics full`), how many should be, and how many there are.
+_NVLINKS = (m.LINK_UP.name, m.NVLINK_EXPECTED.name, m.NVLINK_COUNT.name)
+_ACTIONS = {action.value: action for action in Action}
 
 # All families that signals are made of, or that identify a GPU and its owner.
 FAMILIES = tuple(
@@ -55,6 +60,7 @@ FAMILIES = tuple(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
         + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name, m.INSTANCE_SLICES.name, *_PORTS]
+        + [m.HEALTH_REASON.name, *_NVLINKS]
         + [*training_loops.FAMILIES]
     )
 )
@@ -96,6 +102,10 @@ class DeviceIdentity:
     process: Mapping[str, str] = field(default_factory=dict)
     # The network ports nearest to the GPU, by their fault; all of them by "".
     ports: dict[str, list[str]] = field(default_factory=dict)
+    # The NVLinks that are down although all should be up, if they are known.
+    nvlinks_down: Sequence[str] = ()
+    # What repairs each fault that the verdict on the GPU names, by its reason.
+    repairs: dict[str, Action] = field(default_factory=dict)
     # Other processes that use its CPUs, in words.
     neighbours: tuple[str, ...] = ()
 
@@ -117,6 +127,7 @@ class DeviceIdentity:
             slices=slices or earlier.slices,
             down=down or earlier.down,
             ports=self.ports or earlier.ports,
+            repairs=self.repairs,
             process=self.process or earlier.process,
         )
 
@@ -330,9 +341,11 @@ class Identities:
             for sample in by_name.get(m.INSTANCE_SLICES.name, ())
             if (of_labels := read(sample.labels))
         }
+        nvlinks_down = _nvlinks_down(by_name)
         for device, identity in self._listed.items():
             earlier = self._devices.get(device, DeviceIdentity())
             self._devices[device] = identity.over(earlier, down.get(device, ""), slices.get(device, 0.0))
+            self._devices[device].nvlinks_down = nvlinks_down.get(device, ())
             self.seen_at[device] = at
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
@@ -386,10 +399,35 @@ def _identified(
             labels = of_labels.labels
             words = f"{labels.get('device', '')} port {labels.get('port', '')}"
             devices[of_labels.gpu].ports.setdefault(labels.get("fault", ""), []).append(words)
+    for of_labels in _read(columns, m.HEALTH_REASON.name):
+        action = _ACTIONS.get(of_labels.labels.get("action", ""))
+        if action:
+            devices[of_labels.gpu].repairs[of_labels.labels.get("reason", "")] = action
     owners = {**from_classic, **from_job_info, **from_pod_info}
     allocated = {key: float(bool(claims)) for key, claims in owners.items() if claims or key in measured}
     labels_of = [{"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance} for key in allocated]
     return devices, owners, SampleColumn(OWNERS_INFO, labels_of, list(allocated.values()))
+
+
+def _nvlinks_down(by_name: ByName) -> Mapping[DeviceKey, Sequence[str]]:
+    """Return the NVLinks that are down, by GPU, of GPUs all of whose NVLinks should be up."""
+    down: dict[DeviceKey, list[str]] = defaultdict(list)
+    for sample in by_name.get(m.LINK_UP.name, ()):
+        if sample.value == 0:
+            labels = sample.labels
+            # On a page, NVLinks have the label of DCGM's links; in a snapshot, that of all other series.
+            uuid = labels.get("gpu_uuid") or labels.get("UUID", "")
+            down[DeviceKey(labels.get("cluster", ""), uuid, "")].append(labels.get("nvlink", ""))
+    if not down:
+        return down
+    expected, there = (_of_gpus(by_name, name) for name in (m.NVLINK_EXPECTED.name, m.NVLINK_COUNT.name))
+    whole = {gpu for gpu, links in there.items() if expected.get(gpu) == links}
+    return {gpu: sorted(links, key=_natural) for gpu, links in down.items() if gpu in whole}
+
+
+def _of_gpus(by_name: ByName, name: str) -> Mapping[DeviceKey, float]:
+    samples = by_name.get(name, ())
+    return {key_of(labels, per_instance=False): value for _, labels, value in samples if labels.get("UUID")}
 
 
 def _read(columns: Mapping[str, ReadColumn], name: str) -> Iterable[ReadLabels]:

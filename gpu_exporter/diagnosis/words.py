@@ -146,8 +146,8 @@ def places(gpus: Iterable[tuple[str, str, str]]) -> str:
 
 
 def explaining(cause: str, effects: Sequence[str]) -> str:
-    """Return the cause of an incident with what it explains."""
-    return f"cause: {cause}" + (f", which explains {', '.join(effects)}" if effects else "")
+    """Return the root cause of an incident with what it explains."""
+    return f"root cause: {cause}" + (f", which explains {', '.join(effects)}" if effects else "")
 
 
 def hit_words(gpus: str) -> str:

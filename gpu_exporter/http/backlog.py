@@ -20,10 +20,23 @@ SHARE_BYTES = MOST_BYTES // ADDRESS_DIVISOR
 class ClientStream(BaseIOStream):
     """A stream that calls `keep` with what cannot be sent at once, and with the future that ends when it is sent.
 
-    When it is closed, nothing is read from it any more, not even requests that were received before.
+    When the client sends something, it sets `has_input`, and calls `on_input` with itself, once. When it is closed,
+    nothing is read from it any more, not even requests that were received before.
     """
 
     keep: Callable[[bytes | memoryview, asyncio.Future[None]], None]
+    has_input = False
+    on_input: Callable[[ClientStream], None] | None = None
+
+    def read_from_fd(self, buf: bytearray | memoryview) -> int | None:
+        """Read what the client has sent."""
+        count = super().read_from_fd(buf)
+        if count:
+            self.has_input = True
+            if self.on_input:
+                on_input, self.on_input = self.on_input, None
+                on_input(self)
+        return count
 
     def write(self, data: bytes | memoryview) -> asyncio.Future[None]:
         """Send as much as the kernel takes now, and the rest later. Data of more than 2 KiB is not copied."""

@@ -20,10 +20,10 @@ from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
 from tornado.ioloop import IOLoop
-from tornado.iostream import IOStream, StreamClosedError
+from tornado.iostream import StreamClosedError
 
 from gpu_exporter.http.admission import Admission, Connection
-from gpu_exporter.http.backlog import Backlog, PlainStream, TlsStream
+from gpu_exporter.http.backlog import Backlog, ClientStream, PlainStream, TlsStream
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import least_body_bytes
 from gpu_exporter.http.login import OncePerMinute, client_of
@@ -162,18 +162,26 @@ class BoundedServer(HTTPServer):
     """Closes connections beyond a limit, so that no client can lock out others or use up the file descriptors."""
 
     def serve(
-        self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float, ready: FindReady
+        self,
+        sockets: list[socket.socket],
+        guard: Guard,
+        admission: Admission,
+        seconds: float,
+        idle_seconds: float,
+        ready: FindReady,
     ) -> None:
         """Accept the connections that `admission` admits. Clients have `seconds` for the TLS handshake, as long for the
-        headers of a request, and to read a response. `ready` finds responses that need no handler.
+        headers of a request, and to read a response; between two requests, a connection may be idle for `idle_seconds`.
+        `ready` finds responses that need no handler.
         """
-        self._guard, self._admission, self._seconds, self._ready = guard, admission, seconds, ready
+        self._guard, self._admission, self._ready = guard, admission, ready
+        self._seconds, self._idle_seconds = seconds, idle_seconds
         self._backlog = Backlog(admission, asyncio.get_event_loop().call_later, seconds)
-        self._admitted: dict[IOStream, Connection] = {}
+        self._admitted: dict[ClientStream, Connection] = {}
         # Tornado's timeout takes a tenth of the time of a response, and delays it by a round of the event loop, after
         # which the thread may have to wait for the GIL.
         self.conn_params.header_timeout = None
-        self._timeouts: dict[IOStream, asyncio.TimerHandle] = {}
+        self._timeouts: dict[ClientStream, asyncio.TimerHandle] = {}
         self._turns = Turns()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
@@ -240,8 +248,12 @@ class BoundedServer(HTTPServer):
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         """Wait for the next request of a connection."""
         stream = _stream(server_conn)
-        self._timeouts[stream] = asyncio.get_running_loop().call_later(self._seconds, stream.close)
         admitted = self._admitted.get(stream)
+        if admitted and admitted.has_arrived and not stream.has_input:
+            self._limit(stream, self._idle_seconds)
+            stream.on_input = self._await_headers
+        else:
+            self._await_headers(stream)
 
         def find(start_line: RequestStartLine, headers: HTTPHeaders) -> Callable[[], None] | None:
             if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
@@ -251,6 +263,7 @@ class BoundedServer(HTTPServer):
 
         async def arrive(headers: HTTPHeaders, is_ready: bool) -> bool:
             self._timeouts.pop(stream).cancel()
+            stream.on_input = None
             peer = getattr(getattr(request_conn, "context", None), "remote_ip", "")
             if admitted and self._guard.proxies.trust(peer):
                 client = self._guard.proxies.client(peer, headers.get("X-Forwarded-For", ""))
@@ -262,6 +275,7 @@ class BoundedServer(HTTPServer):
             return not stream.closed()
 
         def begin() -> None:
+            stream.has_input = False
             if admitted:
                 self._admission.mark_busy(admitted)
 
@@ -274,7 +288,16 @@ class BoundedServer(HTTPServer):
         super().on_close(server_conn)
         self._forget(_stream(server_conn))
 
-    def _forget(self, stream: IOStream) -> None:
+    def _await_headers(self, stream: ClientStream) -> None:
+        self._limit(stream, self._seconds)
+
+    def _limit(self, stream: ClientStream, seconds: float) -> None:
+        """Close the connection if the headers of its next request have not arrived in this time."""
+        if stream in self._timeouts:
+            self._timeouts[stream].cancel()
+        self._timeouts[stream] = asyncio.get_running_loop().call_later(seconds, stream.close)
+
+    def _forget(self, stream: ClientStream) -> None:
         if stream in self._timeouts:
             self._timeouts.pop(stream).cancel()
         admitted = self._admitted.pop(stream, None)
@@ -290,8 +313,8 @@ def _has_input(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _stream(server_conn: object) -> IOStream:
+def _stream(server_conn: object) -> ClientStream:
     assert isinstance(server_conn, HTTP1ServerConnection)
     stream = server_conn.stream
-    assert isinstance(stream, IOStream)
+    assert isinstance(stream, ClientStream)
     return stream

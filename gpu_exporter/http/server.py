@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 # A connection is closed if a client takes longer than this to send a request or to read a response.
 CLIENT_SECONDS = 10.0
+# A connection is closed if it is idle for longer than this between two requests. A scrape every 60 s needs no new
+# connection: with TLS, the handshake takes as much CPU time as the scrape.
+IDLE_SECONDS = 75.0
 MAX_HEADER_BYTES = 16 * 1024
 # Connections that wait to be accepted. If a flood fills this queue, the kernel ignores new connections, which clients
 # repeat only after a second, then after two and four.
@@ -110,7 +113,7 @@ class Server:
                 "only %d connections at a time: the limit on open files is low; raise it (ulimit -n)",
                 self._admission.most,
             )
-        server.serve(self._sockets, self._guard, self._admission, CLIENT_SECONDS, self._ready)
+        server.serve(self._sockets, self._guard, self._admission, CLIENT_SECONDS, IDLE_SECONDS, self._ready)
         loop.call_soon(self._started.set)
         return server
 

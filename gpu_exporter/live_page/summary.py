@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 from gpu_exporter.catalogue.causes import LEAST_LOSS, WORDS, Cause
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.incident_words import silent
-from gpu_exporter.diagnosis.rolling import RankState
+from gpu_exporter.diagnosis.rolling import RANK_WORDS, RankState
 from gpu_exporter.diagnosis.words import cost, hit_words, named
 from gpu_exporter.model.verdict import Action, Health
-from gpu_exporter.reports.numbers import gpu_hours, percent
+from gpu_exporter.reports.numbers import capitalised, gpu_hours, percent
 
 GOOD, WARN, BAD, IDLE, UNKNOWN = "good", "warn", "bad", "idle", "unknown"
 TONES = {Health.HEALTHY: GOOD, Health.DEGRADED: WARN, Health.UNHEALTHY: BAD, Health.UNKNOWN: UNKNOWN}
 _WORST = [BAD, WARN, UNKNOWN]
 _SICK = [Health.UNHEALTHY.value, Health.DEGRADED.value]
 # What a rank of a job does, if no finding says why.
-_RANKS = {RankState.WAITED_FOR.value: (BAD, "Holds up the job"), RankState.WAITING.value: (IDLE, "Waiting")}
+_TONES = {RankState.WAITED_FOR: BAD, RankState.WAITING: IDLE}
+_RANKS = {state.value: (tone, capitalised(RANK_WORDS[state])) for state, tone in _TONES.items()}
 # How many clauses the title has.
 MOST_CLAUSES = 2
 
@@ -73,7 +74,7 @@ def summarise(
     problems = [*_incidents(by_id, incidents), *_missing(missing)]
     problems += _sick(entries, problems)
     problems += _held_up(by_id, jobs, incidents)
-    problems.sort(key=lambda problem: (_WORST.index(problem.tone), not problem.hit))
+    problems.sort(key=lambda problem: _WORST.index(problem.tone))
     states = {rank["id"]: rank["state"] for job in jobs for rank in job["ranks"]}
     judged = {entry["id"]: _judged(entry, states.get(entry["id"], ""), problems, by_id) for entry in entries}
     return {
@@ -259,12 +260,14 @@ def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Ma
     for problem in problems:
         if entry["id"] in problem.gpus:
             healthy = health in (Health.HEALTHY, Health.UNKNOWN) and problem.badge.lower() != entry["health"]
-            badge = ("Cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
+            badge = ("Root cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
             return Judgement(problem.tone, badge, _hit_too(entry, problems, by_id) + said, line["since"])
     for problem in problems:
         if entry["id"] in problem.hit:
             causes = [by_id[gpu] for gpu in problem.gpus]
-            return Judgement(IDLE, f"Hit by {names_of_entries(causes)}" if causes else "Waiting")
+            return Judgement(
+                IDLE, f"Hit by {names_of_entries(causes)}" if causes else capitalised(RANK_WORDS[RankState.WAITING])
+            )
     if health is Health.HEALTHY and state in _RANKS:
         return Judgement(*_RANKS[state])
     since = line["since"] if line["severity"] == "info" else None

@@ -41,7 +41,7 @@ class MetricSet(Enum):
     HOST = "host"
     JOB = "job"
     PROFILE = "profile"
-    CHECK = "probe"
+    CHECK = "active check"
     NIC = "nic"
     NCCL = "nccl"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +24,11 @@ class Action(Enum):
     def words(self) -> str:
         """What to do, in words; empty for NONE."""
         return _ACTIONS[self]
+
+
+def most_drastic(actions: Iterable[Action], default: Action = Action.NONE) -> Action:
+    """Return the most drastic of some actions; `default` if there are none."""
+    return max(actions, key=list(Action).index, default=default)
 
 
 _ACTIONS = {
@@ -90,5 +96,4 @@ class Verdict:
     @property
     def action(self) -> Action:
         """The most drastic action that its problems ask for."""
-        order = list(Action)
-        return max((problem.action for problem in self.problems), key=order.index, default=Action.NONE)
+        return most_drastic(problem.action for problem in self.problems)

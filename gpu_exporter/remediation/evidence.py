@@ -13,7 +13,7 @@ from itertools import islice
 
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.node_answer import VERSION, GpuAnswer, NodeAnswer
-from gpu_exporter.model.verdict import Action, Health
+from gpu_exporter.model.verdict import Action, Health, most_drastic
 
 # Faults with other actions concern the application, not the node, or are only known to a newer exporter.
 REPAIRS = {action.value: action for action in (Action.GPU_RESET, Action.NODE_REBOOT, Action.DRAIN, Action.REPLACE)}
@@ -84,11 +84,6 @@ class Evidence:
 def unknown(why: str) -> Evidence:
     """Return evidence of nothing."""
     return Evidence(NodeFinding.UNKNOWN, why=why)
-
-
-def most_drastic(actions: Iterator[Action]) -> Action:
-    """Return the most drastic of some actions; NONE if there are none."""
-    return max(actions, key=list(Action).index, default=Action.NONE)
 
 
 def judge(content: str, node: str, boot: str, *, degraded: bool) -> Evidence:

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from gpu_exporter.model.verdict import Action
+from gpu_exporter.model.verdict import Action, most_drastic
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.evidence import Evidence, NodeFinding, most_drastic
+from gpu_exporter.remediation.evidence import Evidence, NodeFinding
 from gpu_exporter.remediation.settings import Mode, NodePool
 from gpu_exporter.remediation.state import DrainPhase, DrainProgress, RemediationState, WatchedNode
 from gpu_exporter.remediation.workload import EvictionUnit, JobLoad
@@ -175,7 +175,7 @@ def _is_new(state: RemediationState, evidence: Evidence) -> bool:
 def _merged(state: RemediationState, evidence: Evidence) -> RemediationState:
     # The present faults first: they always fit, so that they are not new a second time.
     faults = tuple(dict.fromkeys((*evidence.keys, *state.faults)))[: s.MOST_FAULTS]
-    action = most_drastic(iter((Action(state.action), evidence.action)))
+    action = most_drastic((Action(state.action), evidence.action))
     gpus = max(state.gpus, evidence.expected)
     # A drain that was given up begins anew, but the rest of a gang is not forgotten.
     again = state.drain is not None and state.drain.progress is DrainProgress.TIMEOUT and not state.drain.gang

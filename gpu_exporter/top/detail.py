@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpu_exporter.catalogue.failure_modes.mode import Severity
-from gpu_exporter.diagnosis.diagnose import Match
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, Measurement
 from gpu_exporter.diagnosis.presence import no_data
-from gpu_exporter.diagnosis.report import class_words, evidence, runbook
+from gpu_exporter.diagnosis.report import because, class_words, runbook
 from gpu_exporter.diagnosis.words import hit_words, named
 from gpu_exporter.reports.numbers import ABSENT, capitalised, measured, narrow, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
@@ -80,15 +79,13 @@ def lasted(begin: float, now: float, first: float) -> str:
 
 
 def _findings(row: GpuRow, width: int, view: View) -> Iterator[Line]:
-    order = list(Severity)
-    matches = row.diagnosis.matches if row.diagnosis else ()
-    for match in sorted(matches, key=lambda each: order.index(each.mode.severity)):
-        yield from _finding(match, row.explained.get(match.mode.name, ""), width, view)
+    diagnosis, order = row.diagnosis, list(Severity)
+    for match in sorted(diagnosis.matches if diagnosis else (), key=lambda each: order.index(each.mode.severity)):
+        numbers = ", ".join(because(match, [diagnosis] if diagnosis else [], set()))
+        yield from _finding(match.mode, numbers, row.explained.get(match.mode.name, ""), width, view)
 
 
-def _finding(match: Match, explained: str, width: int, view: View) -> Iterator[Line]:
-    mode = match.mode
-    numbers = ", ".join(evidence([match.because], set()))
+def _finding(mode: FailureMode, numbers: str, explained: str, width: int, view: View) -> Iterator[Line]:
     yield from wrapped(
         f"{mode.name} ({mode.severity.value}): {numbers}", width, "    ", STYLES[mode.severity.value], first="  "
     )

@@ -42,13 +42,17 @@ ABOUT = (
 )
 
 
-def _urgency(row: GpuRow, place: int = 0) -> tuple[float, ...]:
-    """Return the place of a GPU among others; `place` is that of the first incident that it causes."""
+def _urgency(row: GpuRow, place: float = 0) -> tuple[float, ...]:
+    """Return the place of a GPU among others: `place`, that of the first incident that it causes, then its own."""
     order = list(Severity)
     matches = row.diagnosis.matches if row.diagnosis else ()
     worst = min((order.index(match.mode.severity) for match in matches), default=len(order))
-    is_degraded, is_down = row.health == DEGRADED, bool(row.gone or row.down)
-    return (not is_down, row.health != UNHEALTHY, place, not is_degraded, worst, -round(_lost(row), 1))
+    is_down = bool(row.gone or row.down)
+    return (place, not is_down, row.health != UNHEALTHY, row.health != DEGRADED, worst, -round(_lost(row), 1))
+
+
+def _is_sick(row: GpuRow) -> bool:
+    return bool(row.gone or row.down) or row.health == UNHEALTHY
 
 
 def _lost(row: GpuRow) -> float:
@@ -198,7 +202,10 @@ class Screen:
                 for place, each in reversed(list(enumerate(urgent)))
                 for gpu in each["culprits"]
             }
-            rows.sort(key=lambda row: _urgency(row, places.get((row.key.uuid, row.key.instance), len(urgent))))
+            # A GPU that is lost or unhealthy without one is behind the critical ones.
+            sick = sum(each["severity"] == Severity.CRITICAL.value for each in urgent) - 0.5
+            others = {row.key: sick if _is_sick(row) else len(urgent) for row in rows}
+            rows.sort(key=lambda row: _urgency(row, places.get((row.key.uuid, row.key.instance), others[row.key])))
         elif key:
             rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
         return rows[::-1] if self.reverse else rows

@@ -60,7 +60,7 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
     expect(row(page, "GPU 3").locator(".owner")).to_have_text(f"Held by {owner}-0")
     expect(page.locator("#banner")).to_contain_text("These are not your GPUs: simulated")
     ranks = page.get_by_role("region", name=re.compile("Ranks of")).get_by_role("row")
-    for gpu, judgement in {3: "Cause", 5: "Unhealthy", 0: "Hit by GPU 3"}.items():
+    for gpu, judgement in {3: "Root cause", 5: "Unhealthy", 0: "Hit by GPU 3"}.items():
         expect(row(page, f"GPU {gpu}").locator(".badge")).to_have_text(judgement)
         expect(ranks.filter(has_text=re.compile(f"^GPU {gpu}")).locator(".badge")).to_have_text(judgement)
     expect(page.locator("#clock")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))

@@ -19,11 +19,12 @@ from gpu_exporter.catalogue import faults as known_faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
+from gpu_exporter.catalogue.failure_modes.network import OF_FAULTS
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.io.user_text import nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
-from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
+from gpu_exporter.model.metric import Gpm, Kind, Metric, MetricSet, Pace
 from gpu_exporter.model.source import Device
 from gpu_exporter.sources.integrals import integrate
 from gpu_exporter.sources.simulated import faults as script
@@ -227,7 +228,9 @@ class InjectedDevice(Device):
         apply_faults(node, gpu, identity, faults)
         self._idle = _idle(node.workloads, metrics)
         self._rows: dict[Pace, list[tuple[Series, Metric]]] = defaultdict(list)
-        metrics = (*metrics, *(row for row in injected.values if row.peak_of))
+        # As on a node with network cards, which are read whatever metrics are selected.
+        further = (row for row in injected.values if row.peak_of or row.set is MetricSet.NIC)
+        metrics = tuple(dict.fromkeys((*metrics, *further)))
         answered = dict(rows(injected, metrics))
         for metric in metrics:
             read = m.GAUGES_OF_SAMPLES.get(metric, metric)
@@ -236,6 +239,7 @@ class InjectedDevice(Device):
                 pace = m.POWER.pace if origin is m.ENERGY else metric.pace
                 self._rows[pace].append((Series(metric, gpu), origin))
         present = {series.metric for rows_of_pace in self._rows.values() for series, _ in rows_of_pace}
+        self._ports = dict.fromkeys(_ports(gpu, injected), 1.0)
         self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in present), NOT_SUPPORTED)
         _warn(injected, metrics)
 
@@ -261,6 +265,8 @@ class InjectedDevice(Device):
                 if value is not None:
                     values[series] = _converted(series.metric, origin, value)
         span = None if before is None else now - before
+        if m.NIC_INFO.pace in paces:
+            values |= self._ports
         integrate(values, self._totals, span)
         buffered = as_buffered(values, now)
         return Reading(time.monotonic(), values, span, unsupported=self._unsupported, buffered=buffered)
@@ -291,6 +297,18 @@ def _converted(metric: Metric, origin: Metric, value: float) -> float:
     return round(value * metric.scale / origin.scale, DIGITS)
 
 
+def _ports(gpu: Gpu, injected: Injected) -> Iterator[Series]:
+    """Yield what names the network port of a GPU if a mode is about it, and its fault."""
+    if not any(row.set is MetricSet.NIC for row in injected.values):
+        return
+    port = (("device", f"mlx5_{gpu.index}"), ("port", "1"))
+    # The only distance that is injected is the largest one.
+    yield Series(m.NIC_INFO, gpu, (*port, ("distance", "SYS" if m.NIC_DISTANCE in injected.values else "PIX")))
+    for fault, name in OF_FAULTS.items():
+        if name in injected.names:
+            yield Series(m.NIC_FAULT, gpu, (*port, ("fault", fault)))
+
+
 def _idle(workloads: Workloads, metrics: Sequence[Metric]) -> dict[Metric, float]:
     """Return the recorded values of an idle GPU: above all limits, modes and totals. A counter has no such value."""
     rows, values = workloads.rows, workloads.idle.mid
@@ -302,8 +320,9 @@ def _idle(workloads: Workloads, metrics: Sequence[Metric]) -> dict[Metric, float
 
 
 def _warn(injected: Injected, metrics: Sequence[Metric]) -> None:
-    """Warn of modes that none of these metrics shows: some need metrics outside the default set."""
+    """Warn of modes that none of these metrics shows, with the option that they need."""
     before = healthy_gpu({}).values
     changed = {metric for metric, value in injected.values.items() if before.get(metric) != value}
     if injected.names and changed and not changed & set(metrics):
-        log.warning("--inject %s: these values are only in --metrics full", ", ".join(injected.names))
+        options = {"--host-evidence" if row.set is MetricSet.HOST else "--metrics full" for row in changed}
+        log.warning("--inject %s: its values need %s", ", ".join(injected.names), " and ".join(sorted(options)))

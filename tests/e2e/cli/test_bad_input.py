@@ -357,9 +357,9 @@ def test_check_warns_of_a_state_directory_that_it_cannot_read(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--state-dir", "x"), "--state-dir is not used: nothing is kept of GPUs that are not this machine's"),
-        (("--profile-lines",), "are not used: --profile says when to take a profile"),
-        (("--profile-socket", "x"), "are not used: --profile says when to take a profile"),
+        (("--state-dir", "x"), "--state-dir is ignored: nothing is kept of GPUs that are not this machine's"),
+        (("--profile-lines",), "are ignored: --profile says when to take a profile"),
+        (("--profile-socket", "x"), "are ignored: --profile says when to take a profile"),
     ],
 )
 def test_a_setting_that_is_not_used_is_reported(serve: Serve, arguments: Sequence[str], words: str) -> None:

@@ -159,7 +159,7 @@ def test_a_hang_of_a_job_over_two_nodes(diagnosed: Diagnosed) -> None:
     assert "GpuJobStalled" in causes or "GpuCollectiveStall" in causes
     (job,) = found(result)["jobs"]
     assert [rank["rank"] for rank in job["ranks"] if rank.get("state") == "holds up the job"] == ["6"]
-    assert sum(rank.get("state") == "waits for others" for rank in job["ranks"]) == 7
+    assert sum(rank.get("state") == "waits" for rank in job["ranks"]) == 7
 
 
 def test_links_between_the_nodes(diagnosed: Diagnosed) -> None:
@@ -241,7 +241,7 @@ def test_gpus_without_a_job(diagnosed: Diagnosed) -> None:
     )
     assert urgent(together) == [("GpuStragglerStarved", [("node-1", "1")])]
     (job,) = found(together)["jobs"]
-    assert sum(rank.get("state") == "waits for others" for rank in job["ranks"]) == 7
+    assert sum(rank.get("state") == "waits" for rank in job["ranks"]) == 7
 
 
 def test_in_a_terminal(diagnosed: Diagnosed) -> None:

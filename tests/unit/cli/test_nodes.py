@@ -14,7 +14,6 @@ from gpu_exporter.model.errors import GpuExporterError
 @pytest.mark.parametrize(
     ("urls", "nodes", "expected", "several"),
     [
-        ((), "", ["http://localhost:9400"], False),
         (("http://a:1",), "", ["http://a:1"], False),
         (("http://a:1", "http://b:1", "http://a:1"), "", ["http://a:1", "http://b:1"], True),
         ((), "n[1-2]", ["http://n1:9400", "http://n2:9400"], True),

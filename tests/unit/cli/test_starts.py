@@ -51,15 +51,11 @@ RENDERING = {
     "gpu_exporter.alerting",
     "yaml",
 }
-WITH_A_LOGIN = {"gpu_exporter.http", "ssl"}
 # What the help of a command needs of these, which includes the options.
 OF_HELP = {
     "bundle": RENDERING,
-    "doctor": {*WITH_A_LOGIN, "http.client"},
+    "doctor": {"gpu_exporter.http", "http.client", "ssl"},
     "events": {"gpu_exporter.events.kernel_log_parser"},
-    "profile": WITH_A_LOGIN,
-    "release": WITH_A_LOGIN,
-    "resume": WITH_A_LOGIN,
     "once": {"gpu_exporter.app.library"},
 }
 

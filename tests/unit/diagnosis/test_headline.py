@@ -17,6 +17,7 @@ class Unnamed:
 
     workload = ""
     ports: Mapping[str, Sequence[str]] = MappingProxyType({})
+    nvlinks_down: Sequence[str] = ()
 
 
 class OfNothing:

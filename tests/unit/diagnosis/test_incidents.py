@@ -389,3 +389,14 @@ def test_order() -> None:
     order = ["GPU-2", "GPU-0", "GPU-6", "GPU-4"]
     assert [each.culprits[0].device.uuid for each in found] == order
     assert [group[0].device.uuid for group in report.groups(gpus, found)] == order
+
+
+def test_gpus_that_cause_incidents_come_first() -> None:
+    """In the order of these, whatever the severity of the findings that they explain on others."""
+    gpus = [
+        diagnosed_gpu(0, "GpuJobStalled", job="a"),
+        diagnosed_gpu(1, "GpuHostBound", job=""),
+        diagnosed_gpu(2, "GpuEccUncorrectable", job="a"),
+    ]
+    found = of_diagnoses(gpus)
+    assert [group[0].device.uuid for group in report.groups(gpus, found)] == ["GPU-2", "GPU-1", "GPU-0"]

@@ -9,8 +9,9 @@ import errno
 import gc
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from unittest.mock import create_autospec
 
 import pytest
@@ -30,6 +31,7 @@ from tests.support.tools import LIMIT, until
 
 MOST, SHARE = 8, 4  # connections in all, and of one address
 LARGE = b"x" * (5 << 20)
+REQUEST = b"GET /plain HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Echo(GuardedHandler):
@@ -211,6 +213,47 @@ def test_a_refused_connection_stays_open_if_there_is_no_body(served: Server) -> 
             head, _, body = connection.recv(1 << 16).decode().partition("\r\n\r\n")
             assert "Connection: close" not in head
             assert body == "404 Not Found: only /echo\n"
+
+
+@pytest.mark.parametrize(("sent", "is_open"), [(b"", False), (REQUEST, True), (REQUEST + REQUEST[:5], False)])
+def test_only_between_two_requests_a_connection_may_be_idle_for_long(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, *, is_open: bool
+) -> None:
+    """A client that sends nothing, or the rest of a request too slowly, is disconnected as before."""
+    monkeypatch.setattr(server_module, "CLIENT_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 2 * LIMIT)
+    server = made(Address("127.0.0.1", 0))
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), LIMIT) as connection:
+            for part in (sent[: len(REQUEST)], sent[len(REQUEST) :]):
+                connection.sendall(part)
+                if part == REQUEST:
+                    assert connection.recv(1 << 16).endswith(b"ok\n")
+            connection.settimeout(1.0 if is_open else LIMIT)
+            with pytest.raises(TimeoutError) if is_open else nullcontext():
+                assert connection.recv(1) == b""
+    finally:
+        server.stop()
+
+
+def test_a_connection_that_is_idle_for_too_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request on it that takes longer is answered first."""
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(Client, "released", threading.Event())
+    server = made(Address("127.0.0.1", 0))
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), LIMIT) as connection:
+            connection.sendall(REQUEST)
+            assert connection.recv(1 << 16).endswith(b"ok\n")
+            connection.sendall(REQUEST.replace(b"/plain", b"/client"))
+            time.sleep(0.5)
+            Client.released.set()
+            assert connection.recv(1 << 16).endswith(b"127.0.0.1\n")
+            assert connection.recv(1) == b""
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ CASES = (
     Case(
         "a healthy GPU holds up its job",
         "GPU 3 holds up GPUs 0-2, 4-7",
-        {3: "Cause", 0: "Hit by GPU 3"},
+        {3: "Root cause", 0: "Hit by GPU 3"},
         incidents=[incident([3], OTHERS)],
         tone="warn",
         first=3,
@@ -134,11 +134,18 @@ CASES = (
         missing=2,
         first=3,
     ),
-    Case("nobody knows why", "Job ml/train is slow", {0: "Hit by GPU 1", 1: "Cause"}, jobs=[JOB], tone="warn", first=1),
+    Case(
+        "nobody knows why",
+        "Job ml/train is slow",
+        {0: "Hit by GPU 1", 1: "Root cause"},
+        jobs=[JOB],
+        tone="warn",
+        first=1,
+    ),
     Case(
         "an incident explains why",
         "GPU 7 holds up GPUs 0, 1",
-        {0: "Hit by GPU 7", 7: "Cause"},
+        {0: "Hit by GPU 7", 7: "Root cause"},
         jobs=[JOB],
         incidents=[incident([7], [0, 1])],
         tone="warn",
@@ -184,6 +191,13 @@ def test_a_gpu_with_a_problem_may_also_be_a_victim() -> None:
 def test_victims_come_after_the_cause_and_before_the_rest() -> None:
     made = summarise(EIGHT, [], [incident([5], [7, 2])], 0)
     assert made["order"] == [f"GPU-{index}" for index in (5, 2, 7, 0, 1, 3, 4, 6)]
+
+
+def test_problems_are_in_the_order_of_incidents() -> None:
+    """Also if a later one hits others."""
+    made = summarise(EIGHT, [], [incident([6]), incident([5], [7, 2])], 0)
+    assert [problem["gpus"] for problem in made["problems"]] == [["GPU-6"], ["GPU-5"]]
+    assert made["order"] == [f"GPU-{index}" for index in (6, 5, 2, 7, 0, 1, 3, 4)]
 
 
 @pytest.mark.parametrize(

@@ -361,10 +361,34 @@ def test_a_swing_is_seen_at_every_pace() -> None:
         assert 0.35 < seen_high < 0.65, period
 
 
-def test_warning_of_a_set_that_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
-    """Spare rows are in the full set only."""
-    source = fleet(FleetSettings(1, 1, inject="GpuSpareRowsLow"), KNOWN)[NODE]
-    source.attach(0, selected(MetricSet.FULL))
+@pytest.mark.parametrize(
+    ("mode", "metrics", "option"),
+    [
+        ("GpuSpareRowsLow", selected(MetricSet.FULL), "--metrics full"),
+        ("GpuSharedMemoryFull", selected(MetricSet.DEFAULT, host=True), "--host-evidence"),
+    ],
+)
+def test_warning_of_a_set_that_is_too_small(
+    caplog: pytest.LogCaptureFixture, mode: str, metrics: Sequence[Metric], option: str
+) -> None:
+    source = fleet(FleetSettings(1, 1, inject=mode), KNOWN)[NODE]
+    source.attach(0, metrics)
     assert caplog.messages == []
     source.attach(0, selected(MetricSet.DEFAULT))
-    assert caplog.messages == ["--inject GpuSpareRowsLow: these values are only in --metrics full"]
+    assert caplog.messages == [f"--inject {mode}: its values need {option}"]
+
+
+NIC_FAULTS = [("GpuNicDown", ["down"]), ("GpuNicSlowLink", ["slow"]), ("GpuNicErrors", [])]
+
+
+@pytest.mark.parametrize(("mode", "faults"), NIC_FAULTS)
+def test_network_ports_need_no_option(caplog: pytest.LogCaptureFixture, mode: str, faults: Sequence[str]) -> None:
+    """As on a node with network cards, they are read and named by default."""
+    source = fleet(FleetSettings(1, 2, inject=f"{mode}:1"), KNOWN)[NODE]
+    values = [source.attach(gpu, selected(MetricSet.DEFAULT)).read(frozenset(Pace)).values for gpu in (0, 1)]
+    of_ports = [[series for series in of_gpu if series.metric.set is MetricSet.NIC] for of_gpu in values]
+    assert [series.metric for series in of_ports[0]] == []
+    assert {series.metric for series in of_ports[1]} >= {*BY_NAME[mode].inject.values, m.NIC_INFO}
+    named = [dict(series.labels) for series in of_ports[1] if series.metric is m.NIC_FAULT]
+    assert named == [{"device": "mlx5_1", "port": "1", "fault": fault} for fault in faults]
+    assert caplog.messages == []

@@ -322,13 +322,14 @@ def test_a_gpu_that_another_one_hits_says_so() -> None:
 
 
 def test_gpus_are_in_the_order_of_their_incidents() -> None:
-    """As on the page: a healthy GPU whose incident costs more is above a degraded one."""
+    """As on the page: a healthy GPU that causes one is above a sick one that does not cause a more urgent one."""
+    severities = {2: "critical", 3: "warning", 5: "warning", 4: "info"}
     incidents = [
-        {"words": f"GPU {gpu}", "severity": "warning", "culprits": [{"UUID": f"GPU-{gpu}"}], "hit": [], "since": None}
-        for gpu in (3, 5)
+        {"words": f"GPU {gpu}", "severity": severity, "culprits": [{"UUID": f"GPU-{gpu}"}], "hit": [], "since": None}
+        for gpu, severity in severities.items()
     ]
-    gpus = (row(0), row(3), row(5, health="degraded"), row(6, down="lost"))
+    gpus = (*(row(gpu) for gpu in (0, 2, 3, 4)), row(5, health="unhealthy"), row(6, down="lost"))
     view = View(1000.0, gpus=gpus, incidents=tuple(incidents))
     lines = text(Screen(UNICODE, (80, 24)), view)
     table = [line[2:].split()[0] for line in lines if re.match(r"[ ▶] \d ", line)]
-    assert table == ["6", "3", "5", "0"]
+    assert table == ["2", "6", "3", "5", "0", "4"]
