@@ -15,13 +15,16 @@ from gpu_exporter.http.admission import ADDRESS_DIVISOR, BYTES, Admission, Conne
 # for a page of 2 MiB every second, because slow readers are cut off after 10 s.
 MOST_BYTES = 32 << 20
 SHARE_BYTES = MOST_BYTES // ADDRESS_DIVISOR
+# The end of the headers of a request.
+END = b"\r\n\r\n"
 
 
 class ClientStream(BaseIOStream):
     """A stream that calls `keep` with what cannot be sent at once, and with the future that ends when it is sent.
 
-    When the client sends something, it sets `has_input`, and calls `on_input` with itself, once. When it is closed,
-    nothing is read from it any more, not even requests that were received before.
+    When the client sends something, it sets `has_input`. If that does not end the headers of a request, it calls
+    `on_input` with itself, once. When it is closed, nothing is read from it any more, not even requests that were
+    received before.
     """
 
     keep: Callable[[bytes | memoryview, asyncio.Future[None]], None]
@@ -33,7 +36,7 @@ class ClientStream(BaseIOStream):
         count = super().read_from_fd(buf)
         if count:
             self.has_input = True
-            if self.on_input:
+            if self.on_input and bytes(buf[count - len(END) : count]) != END:
                 on_input, self.on_input = self.on_input, None
                 on_input(self)
         return count

@@ -249,11 +249,10 @@ class BoundedServer(HTTPServer):
         """Wait for the next request of a connection."""
         stream = _stream(server_conn)
         admitted = self._admitted.get(stream)
+        seconds = self._seconds
         if admitted and admitted.has_arrived and not stream.has_input:
-            self._limit(stream, self._idle_seconds)
-            stream.on_input = self._await_headers
-        else:
-            self._await_headers(stream)
+            seconds, stream.on_input = self._idle_seconds, self._await_headers
+        self._timeouts[stream] = asyncio.get_running_loop().call_later(seconds, stream.close)
 
         def find(start_line: RequestStartLine, headers: HTTPHeaders) -> Callable[[], None] | None:
             if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
@@ -289,13 +288,9 @@ class BoundedServer(HTTPServer):
         self._forget(_stream(server_conn))
 
     def _await_headers(self, stream: ClientStream) -> None:
-        self._limit(stream, self._seconds)
-
-    def _limit(self, stream: ClientStream, seconds: float) -> None:
-        """Close the connection if the headers of its next request have not arrived in this time."""
-        if stream in self._timeouts:
-            self._timeouts[stream].cancel()
-        self._timeouts[stream] = asyncio.get_running_loop().call_later(seconds, stream.close)
+        """Close the connection if the rest of the headers of a request does not arrive in time."""
+        self._timeouts[stream].cancel()
+        self._timeouts[stream] = asyncio.get_running_loop().call_later(self._seconds, stream.close)
 
     def _forget(self, stream: ClientStream) -> None:
         if stream in self._timeouts:
