@@ -111,6 +111,12 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield from (rule for name, rule in definitions.items() if name in of_class)
 
 
+def _held(limits: Limits) -> Iterator[Rule]:
+    for mode in MODES:
+        if mode.bridged:
+            yield _record(mode.record, expression(mode, limits))
+
+
 def _time_shares(limits: Limits) -> list[Rule]:
     return [
         {**_record(share.record, expression_of(share.of, limits)), "labels": {share.label: share.name}}
@@ -199,6 +205,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup(OF_GPU, list(_signals(OF_GPU)), SLOW),
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         RuleGroup("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
+        RuleGroup("gpu-holds", list(_held(limits)), SLOW),
         RuleGroup("gpu-time", _time_shares(limits), SLOWEST),
         RuleGroup("gpu-jobs", _aggregates((*training_jobs.JOBS, incidents.RANKS)), SLOW),
         RuleGroup("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
@@ -307,7 +314,7 @@ def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:
     """Return the alert of a mode, with its usual severity."""
-    rule: dict[str, Any] = {"alert": mode.name, "expr": expression(mode, limits)}
+    rule: dict[str, Any] = {"alert": mode.name, "expr": _bridged(mode) or expression(mode, limits)}
     if mode.pending:
         rule["for"] = duration(mode.pending)
     if mode.kept:
@@ -347,8 +354,16 @@ def _shown(mode: FailureMode) -> str:
     return f" Average {title(value.signal)} over {spoken_duration(value.window)}: {{{{ $value | {formatter} }}}}."
 
 
+def _bridged(mode: FailureMode) -> str:
+    """Return the recorded condition, also for a while after the last scrape of a GPU; empty if it is not recorded."""
+    if not mode.bridged:
+        return ""
+    before = f"last_over_time({mode.record}[{duration(mode.bridged)}])"
+    return f"{mode.record}\nor\n({before} unless on (cluster, UUID) {mode.needs[0].record})"
+
+
 def expression(mode: FailureMode, limits: Limits) -> str:
-    """Return the expression of the alert of a mode."""
+    """Return the expression of the condition of a mode, which is that of its alert unless it is bridged."""
     parts = [promql.condition(mode.condition, limits)] if mode.condition else []
     if mode.counted and mode.condition:
         samples = promql.samples(mode.condition, mode.hold + INTERRUPTION)
