@@ -52,6 +52,7 @@ from gpu_exporter.conditions.tree import (
     duration,
     nodes,
     record_of,
+    required_signals,
     shared,
     terms,
 )
@@ -109,12 +110,6 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield from (rule for name, rule in definitions.items() if name not in local | of_class)
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     yield from (rule for name, rule in definitions.items() if name in of_class)
-
-
-def _held(limits: Limits) -> Iterator[Rule]:
-    for mode in MODES:
-        if mode.bridged:
-            yield _record(mode.record, expression(mode, limits))
 
 
 def _time_shares(limits: Limits) -> list[Rule]:
@@ -205,7 +200,6 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup(OF_GPU, list(_signals(OF_GPU)), SLOW),
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         RuleGroup("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
-        RuleGroup("gpu-holds", list(_held(limits)), SLOW),
         RuleGroup("gpu-time", _time_shares(limits), SLOWEST),
         RuleGroup("gpu-jobs", _aggregates((*training_jobs.JOBS, incidents.RANKS)), SLOW),
         RuleGroup("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
@@ -298,15 +292,21 @@ def bundle(limits: Limits) -> str:
 
 
 def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
-    """Return the alert of a mode; if it is only info under a condition, in two rules."""
+    """Return the alert of a mode; if it is only info under a condition, in two rules.
+
+    A condition that is bridged is recorded just before, at the same time: between the evaluations of two groups, its
+    signals would be known again while it is not.
+    """
     main = alert(mode, limits)
+    recorded = [_record(mode.record, expression(mode, limits))] if mode.bridged else []
     if mode.lesser is None:
-        return [main]
+        return [*recorded, main]
     on = f"on ({', '.join(DEVICE)})"
     lesser = f"(\n{promql.condition(mode.lesser, limits)}\n)"
     labels = {**main["labels"], "severity": Severity.INFO.value}
     texts = {**main["annotations"], "severity_reason": mode.lesser_because}
     return [
+        *recorded,
         {**main, "expr": f"(\n{main['expr']}\n)\nand {on} {lesser}", "labels": labels, "annotations": texts},
         {**main, "expr": f"(\n{main['expr']}\n)\nunless {on} {lesser}"},
     ]
@@ -355,11 +355,12 @@ def _shown(mode: FailureMode) -> str:
 
 
 def _bridged(mode: FailureMode) -> str:
-    """Return the recorded condition, also for a while after the last scrape of a GPU; empty if it is not recorded."""
-    if not mode.bridged:
+    """Return the recorded condition, also for a while after it became unknown; empty if it is not recorded."""
+    if not mode.bridged or not mode.condition:
         return ""
     before = f"last_over_time({mode.record}[{duration(mode.bridged)}])"
-    return f"{mode.record}\nor\n({before} unless on (cluster, UUID) {mode.needs[0].record})"
+    known = " and on (cluster, UUID) ".join(signal.record for signal in required_signals(mode.condition))
+    return f"{mode.record}\nor\n({before} unless on (cluster, UUID) ({known}))"
 
 
 def expression(mode: FailureMode, limits: Limits) -> str:
