@@ -36,7 +36,7 @@ from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
 from gpu_exporter.conditions.formulas import parts
 from gpu_exporter.conditions.prose import title
-from gpu_exporter.conditions.signal import DEVICE, Read, Signal
+from gpu_exporter.conditions.signal import DEVICE, Read, Signal, record_name
 from gpu_exporter.conditions.tree import (
     Condition,
     Fn,
@@ -110,6 +110,20 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield from (rule for name, rule in definitions.items() if name not in local | of_class)
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     yield from (rule for name, rule in definitions.items() if name in of_class)
+
+
+def _bridges(limits: Limits) -> Iterator[Rule]:
+    """Yield conditions, each followed by the same also for a while after one of its signals went missing.
+
+    Both are recorded at the same time: between the evaluations of two groups, signals may come back.
+    """
+    for mode in MODES:
+        if mode.bridge and mode.condition:
+            holds = record_name(mode.record, "holds")
+            yield _record(holds, expression(mode, limits))
+            before = f"last_over_time({holds}[{duration(mode.bridged)}])"
+            known = " and on (cluster, UUID) ".join(signal.record for signal in required_signals(mode.condition))
+            yield _record(mode.bridge, f"{holds}\nor\n({before} unless on (cluster, UUID) ({known}))")
 
 
 def _time_shares(limits: Limits) -> list[Rule]:
@@ -200,6 +214,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup(OF_GPU, list(_signals(OF_GPU)), SLOW),
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         RuleGroup("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
+        RuleGroup("gpu-holds", list(_bridges(limits)), SLOW),
         RuleGroup("gpu-time", _time_shares(limits), SLOWEST),
         RuleGroup("gpu-jobs", _aggregates((*training_jobs.JOBS, incidents.RANKS)), SLOW),
         RuleGroup("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
@@ -292,21 +307,15 @@ def bundle(limits: Limits) -> str:
 
 
 def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
-    """Return the alert of a mode; if it is only info under a condition, in two rules.
-
-    A condition that is bridged is recorded just before, at the same time: between the evaluations of two groups, its
-    signals would be known again while it is not.
-    """
+    """Return the alert of a mode; if it is only info under a condition, in two rules."""
     main = alert(mode, limits)
-    recorded = [_record(mode.record, expression(mode, limits))] if mode.bridged else []
     if mode.lesser is None:
-        return [*recorded, main]
+        return [main]
     on = f"on ({', '.join(DEVICE)})"
     lesser = f"(\n{promql.condition(mode.lesser, limits)}\n)"
     labels = {**main["labels"], "severity": Severity.INFO.value}
     texts = {**main["annotations"], "severity_reason": mode.lesser_because}
     return [
-        *recorded,
         {**main, "expr": f"(\n{main['expr']}\n)\nand {on} {lesser}", "labels": labels, "annotations": texts},
         {**main, "expr": f"(\n{main['expr']}\n)\nunless {on} {lesser}"},
     ]
@@ -314,7 +323,7 @@ def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:
     """Return the alert of a mode, with its usual severity."""
-    rule: dict[str, Any] = {"alert": mode.name, "expr": _bridged(mode) or expression(mode, limits)}
+    rule: dict[str, Any] = {"alert": mode.name, "expr": mode.bridge or expression(mode, limits)}
     if mode.pending:
         rule["for"] = duration(mode.pending)
     if mode.kept:
@@ -352,15 +361,6 @@ def _shown(mode: FailureMode) -> str:
         return ""
     formatter = "humanizePercentage" if value.signal.unit == "ratio" else "humanize"
     return f" Average {title(value.signal)} over {spoken_duration(value.window)}: {{{{ $value | {formatter} }}}}."
-
-
-def _bridged(mode: FailureMode) -> str:
-    """Return the recorded condition, also for a while after it became unknown; empty if it is not recorded."""
-    if not mode.bridged or not mode.condition:
-        return ""
-    before = f"last_over_time({mode.record}[{duration(mode.bridged)}])"
-    known = " and on (cluster, UUID) ".join(signal.record for signal in required_signals(mode.condition))
-    return f"{mode.record}\nor\n({before} unless on (cluster, UUID) ({known}))"
 
 
 def expression(mode: FailureMode, limits: Limits) -> str:

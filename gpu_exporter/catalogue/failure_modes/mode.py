@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.signal import Signal, record_name
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
@@ -253,8 +253,13 @@ class FailureMode:
 
     @property
     def record(self) -> str:
-        """Return the series that its condition is recorded as, for a hold that is bridged."""
-        return f"gpu:{_WORD.sub('_', self.name.removeprefix('Gpu')).lower()}:holds"
+        """Return the middle of the names of the series that its condition is recorded as."""
+        return _WORD.sub("_", self.name.removeprefix("Gpu")).lower()
+
+    @property
+    def bridge(self) -> str:
+        """Return the series that the alert reads in place of the condition; empty if its hold is not bridged."""
+        return record_name(self.record, "bridged") if self.bridged else ""
 
     @property
     def value(self) -> Over | None:
