@@ -52,7 +52,7 @@ from gpu_exporter.conditions.tree import (
     duration,
     nodes,
     record_of,
-    required_signals,
+    required_terms,
     shared,
     terms,
 )
@@ -113,16 +113,17 @@ def _judged(limits: Limits) -> Iterator[Rule]:
 
 
 def _bridges(limits: Limits) -> Iterator[Rule]:
-    """Yield conditions, each followed by the same also for a while after one of its signals went missing.
+    """Yield conditions, each followed by the same also for a while after something that it reads went missing.
 
-    Both are recorded at the same time: between the evaluations of two groups, signals may come back.
+    Both are recorded at the same time: between the evaluations of two groups, it may come back.
     """
     for mode in MODES:
         if mode.bridge and mode.condition:
             holds = record_name(mode.record, "holds")
             yield _record(holds, expression(mode, limits))
             before = f"last_over_time({holds}[{duration(mode.bridged)}])"
-            known = " and on (cluster, UUID) ".join(signal.record for signal in required_signals(mode.condition))
+            reads = dict.fromkeys(term.record or term.signal.record for term in required_terms(mode.condition))
+            known = " and on (cluster, UUID) ".join(reads)
             yield _record(mode.bridge, f"{holds}\nor\n({before} unless on (cluster, UUID) ({known}))")
 
 
