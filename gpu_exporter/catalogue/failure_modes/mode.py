@@ -246,10 +246,11 @@ class FailureMode:
     def bridged(self) -> float:
         """Return for how many seconds its signals may be missing without restarting a hold by Prometheus.
 
-        At most half of the hold, so that most of it is seen. A short hold is rarely interrupted.
+        At most half of the hold, so that most of it is seen, and the same for all, so that no alert outlasts its cause.
+        A short hold is rarely interrupted.
         """
         is_held = bool(self.condition) and not self.fleet and self.pending >= MISSED_SCRAPES
-        return min(MISSED_SCRAPES, self.pending / 2) if is_held else 0.0
+        return MISSED_SCRAPES / 2 if is_held else 0.0
 
     @property
     def record(self) -> str:
