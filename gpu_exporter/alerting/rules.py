@@ -36,7 +36,7 @@ from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
 from gpu_exporter.conditions.formulas import parts
 from gpu_exporter.conditions.prose import title
-from gpu_exporter.conditions.signal import DEVICE, Read, Signal
+from gpu_exporter.conditions.signal import DEVICE, Read, Signal, record_name
 from gpu_exporter.conditions.tree import (
     Condition,
     Fn,
@@ -52,6 +52,7 @@ from gpu_exporter.conditions.tree import (
     duration,
     nodes,
     record_of,
+    required_terms,
     shared,
     terms,
 )
@@ -109,6 +110,21 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield from (rule for name, rule in definitions.items() if name not in local | of_class)
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     yield from (rule for name, rule in definitions.items() if name in of_class)
+
+
+def _bridges(limits: Limits) -> Iterator[Rule]:
+    """Yield conditions, each followed by the same also for a while after something that it reads went missing.
+
+    Both are recorded at the same time: between the evaluations of two groups, it may come back.
+    """
+    for mode in MODES:
+        if mode.bridge and mode.condition:
+            holds = record_name(mode.record, "holds")
+            yield _record(holds, expression(mode, limits))
+            before = f"last_over_time({holds}[{duration(mode.bridged)}])"
+            reads = dict.fromkeys(term.record or term.signal.record for term in required_terms(mode.condition))
+            known = " and on (cluster, UUID) ".join(reads)
+            yield _record(mode.bridge, f"{holds}\nor\n({before} unless on (cluster, UUID) ({known}))")
 
 
 def _time_shares(limits: Limits) -> list[Rule]:
@@ -199,6 +215,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup(OF_GPU, list(_signals(OF_GPU)), SLOW),
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         RuleGroup("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
+        RuleGroup("gpu-holds", list(_bridges(limits)), SLOW),
         RuleGroup("gpu-time", _time_shares(limits), SLOWEST),
         RuleGroup("gpu-jobs", _aggregates((*training_jobs.JOBS, incidents.RANKS)), SLOW),
         RuleGroup("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
@@ -307,7 +324,7 @@ def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:
     """Return the alert of a mode, with its usual severity."""
-    rule: dict[str, Any] = {"alert": mode.name, "expr": expression(mode, limits)}
+    rule: dict[str, Any] = {"alert": mode.name, "expr": mode.bridge or expression(mode, limits)}
     if mode.pending:
         rule["for"] = duration(mode.pending)
     if mode.kept:
@@ -348,7 +365,7 @@ def _shown(mode: FailureMode) -> str:
 
 
 def expression(mode: FailureMode, limits: Limits) -> str:
-    """Return the expression of the alert of a mode."""
+    """Return the expression of the condition of a mode, which is that of its alert unless it is bridged."""
     parts = [promql.condition(mode.condition, limits)] if mode.condition else []
     if mode.counted and mode.condition:
         samples = promql.samples(mode.condition, mode.hold + INTERRUPTION)

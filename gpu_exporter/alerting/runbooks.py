@@ -235,6 +235,8 @@ def _linked(text: str, names: Collection[str]) -> str:
 
 def _facts(mode: FailureMode) -> str:
     held = f"{exact_duration(mode.hold)} after the condition becomes true" if mode.hold else "immediately"
+    if mode.bridged:
+        held += f"; up to {exact_duration(mode.bridged)} without data do not restart this"
     if mode.counted:
         window = exact_duration(mode.hold + INTERRUPTION)
         held = f"when the condition is true, and was for {exact_duration(mode.hold)} of the last {window}"

@@ -198,10 +198,14 @@ GOODPUT = _job(
 
 
 def hour(where: str = "") -> str:
-    """Return the share of the last hour by rank and activity."""
-    series = f"{m.JOB_ACTIVITY}{where}"
+    """Return the share of the last hour by rank and activity.
+
+    It is unknown if the start has changed: an exporter that restarts loses the sums of processes that have ended.
+    """
+    series, start = f"{m.JOB_ACTIVITY}{where}", m.JOB_STARTED_AT.name
     grown = f"max by ({RANK_KEY}, activity) ({series} - {series} offset 1h >= 0) / 3600"
-    return placed(f"({grown})", "activity")
+    same = f"max by ({RANK_KEY}) (abs({start} - {start} offset 1h) < 60)"
+    return placed(f"({grown} and on ({RANK_KEY}) {same})", "activity")
 
 
 def _hour(where: str = "") -> str:

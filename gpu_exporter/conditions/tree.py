@@ -411,20 +411,21 @@ def required_signals(condition: Condition) -> tuple[Signal, ...]:
 
     An exception, an alternative and a mark count as false where they are unknown.
     """
-    return tuple(dict.fromkeys(_required(condition)))
+    return tuple(dict.fromkeys(over.signal for over in required_terms(condition)))
 
 
-def _required(condition: Condition) -> Iterator[Signal]:
+def required_terms(condition: Condition) -> Iterator[Over]:
+    """Yield these signals over the windows in which the condition reads them."""
     match condition:
         case Compare():
             for term in terms(condition):
                 if not isinstance(term, PeerShare):
-                    yield term.signal if isinstance(term, Over) else term.of.signal
+                    yield term if isinstance(term, Over) else term.of
         case And() | Or() | Is():
             for child in children(condition):
-                yield from _required(child)
+                yield from required_terms(child)
         case Unless() | OrIfKnown():
-            yield from _required(condition.condition)
+            yield from required_terms(condition.condition)
         case _:
             raise no_case(condition)
 

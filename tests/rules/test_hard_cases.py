@@ -427,6 +427,21 @@ def failed_scrapes_do_not_resolve_alerts() -> Iterator[Case]:
     yield Case("fails", [Device("fails", 0, story, Generation.DCGM_4_9)], found)
 
 
+def failed_scrapes_do_not_restart_a_hold() -> Iterator[Case]:
+    """Scrapes fail every five minutes, when rules are evaluated. Better values restart it, and a GPU that is gone."""
+    modes = ("GpuNicSlowLink", "GpuThermalMarginLow")
+    injected = {name: {**p.HEALTHY, **BY_NAME[name].inject.values} for name in modes}
+    slow = injected["GpuNicSlowLink"]
+    stories = {
+        **{name: [minutes(4, sick), minutes(0.5, sick, "down"), minutes(0.5, sick)] for name, sick in injected.items()},
+        "better": [minutes(4, slow), minutes(1, {**slow, m.NIC_RATE_SHARE: 1.0})],
+    }
+    devices = [Device(name, 0, story * 6, owner=rank(name)) for name, story in stories.items()]
+    devices.append(Device("gone", 0, [minutes(3, slow), minutes(27, slow, "absent")], owner=rank("gone")))
+    found = [now_firing(name, "", firing(name, [name])) for name in modes]
+    yield Case("misses", devices, [*found, never_fired("better"), never_fired("gone")])
+
+
 # Those that need all rules, for an hour at most or for two hours and a half, and those that need few.
 SHORT = (
     healthy_gpus_fire_no_alert,
@@ -441,6 +456,7 @@ SHORT = (
     owners_that_are_no_pods,
     a_pod_change_changes_the_owner_and_nothing_else,
     failed_scrapes_do_not_resolve_alerts,
+    failed_scrapes_do_not_restart_a_hold,
 )
 LONG = (an_allocated_gpu_that_is_never_used, copies_over_an_unknown_link_are_not_idle)
 OF_FEW_RULES = (jobs_that_are_uneven_by_design, gpus_that_are_scraped_twice_count_once)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import loops
 from gpu_exporter.catalogue.failure_modes.loops import STEP_SECONDS, TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
@@ -183,6 +184,18 @@ def test_an_evaluation_in_several_hours_is_no_alert(tmp_path: Path) -> None:
         )
     }
     jobs(tmp_path, stories, fired("seldom"), fired("often", "GpuJobGoodputLow"), interval=COARSE)
+
+
+def test_an_exporter_that_restarts_makes_no_lost_time(tmp_path: Path) -> None:
+    """It has lost the sums of processes that had ended, and shows the start of the one that runs."""
+    trains, hour = TrainingLoop("job"), HOUR * 60
+    later: Loop = {key: Ramp(0.0, each.per_second) if isinstance(each, Ramp) else each for key, each in trains.items()}
+    later = changed(later, m.JOB_STEPPED_AT.name, Ramp(2 * hour, 1.0))
+    later = changed(later, m.JOB_STARTED_AT.name, 1.5 * hour)
+    before, after = (series("job", [Stretch(length * HOUR, said)]) for length, said in ((2, trains), (0.9, later)))
+    said = [{**one, "values": f"{one['values']} {other['values']}"} for one, other in zip(before, after, strict=True)]
+    gpus = devices("job", [Stretch(2.9 * HOUR, trains)])
+    check(tmp_path, [Case("jobs", gpus, [fired("job")], more=said)], rules=rules(tmp_path), interval=COARSE)
 
 
 def stragglers(job: str, *ranks: int) -> Expect:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.signal import Signal, record_name
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
@@ -35,6 +36,9 @@ OF_INFO = 900.0
 OF_PAGES = 600.0
 # Failed scrapes of three minutes, until all rules have values again. They must not restart the hold of an alert.
 MISSED_SCRAPES = 300.0
+
+# Where a word begins in the name of a mode.
+_WORD = re.compile(r"\B(?=[A-Z])")
 
 
 class Severity(Enum):
@@ -152,7 +156,8 @@ class FailureMode:
       whose names it has in braces. The alert fires if either is true.
     - `on_node` is `fleet` for the ranks that one node sees: `diagnose` evaluates it.
     - `hold`: seconds for which it must be true before the alert fires. If the condition is recorded, under a name or as
-      a class, the hold is counted from its samples, so that a gap does not restart it.
+      a class, the hold is counted from its samples, so that a gap does not restart it. Otherwise, Prometheus holds the
+      alert, and a few failed scrapes do not restart that (`bridged`).
     - `keep`: seconds for which the alert fires after the condition has ended.
     - `unless`: PromQL on other exporters' series that explain the condition: the alert does not fire for them.
     - `lesser`: where this is true, the alert is only info; `lesser_because` says why.
@@ -236,6 +241,26 @@ class FailureMode:
     def pending(self) -> float:
         """Return for how many seconds Prometheus itself holds the alert."""
         return 0.0 if self.counted else self.hold
+
+    @property
+    def bridged(self) -> float:
+        """Return for how many seconds its signals may be missing without restarting a hold by Prometheus.
+
+        At most half of the hold, so that most of it is seen, and the same for all, so that no alert outlasts its cause.
+        A short hold is rarely interrupted.
+        """
+        is_held = bool(self.condition) and not self.fleet and self.pending >= MISSED_SCRAPES
+        return MISSED_SCRAPES / 2 if is_held else 0.0
+
+    @property
+    def record(self) -> str:
+        """Return the middle of the names of the series that its condition is recorded as."""
+        return _WORD.sub("_", self.name.removeprefix("Gpu")).lower()
+
+    @property
+    def bridge(self) -> str:
+        """Return the series that the alert reads in place of the condition; empty if its hold is not bridged."""
+        return record_name(self.record, "bridged") if self.bridged else ""
 
     @property
     def value(self) -> Over | None:

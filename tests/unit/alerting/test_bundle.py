@@ -152,7 +152,7 @@ def test_limits(tmp_path: Path) -> None:
     limits.write_text("thermalMargin: 7.25\n")
     assert run("--out", out, "--limits", limits, "alerts", "runbooks").exit_code == 0
     assert {path.partition("/")[0] for path in written(out)} == {"alerts", "runbooks"}
-    assert "7.25" in (out / "alerts/health.yaml").read_text()
+    assert "7.25" in (out / "alerts/recording.yaml").read_text()
     assert "7.25" in (out / "runbooks/gputhermalmarginlow.md").read_text()
     assert "7.25" not in (out / "alerts/cost.yaml").read_text()
 
