@@ -229,7 +229,7 @@ class StepTimer:
         with self._lock:
             totals = self.totals
             if own is not None:
-                totals.own.add(own + self._data_of_step)
+                totals.add_own(own + self._data_of_step)
             self._data_of_step = 0.0
             totals.steps += 1
             for name in AMOUNTS:
