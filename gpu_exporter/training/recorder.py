@@ -287,12 +287,12 @@ class Recorder:
                 phases.append(opened.pop())
                 if phases[-1][0] == WAITING:
                     has_waited = may_wait = True
+            elif begins.__class__ is str:
+                opened.append([begins, 0.0])
             elif begins is PAUSE or begins is RESUME:
                 is_paused = begins is PAUSE
-            elif begins is BETWEEN or begins is FORWARD or begins is BACKWARD:
+            elif begins is not END:
                 may_wait = begins is BETWEEN or bool(self.watch)
-            else:
-                opened.append([begins, 0.0])
         host = self._follow(begin, end, parts) if follows and is_complete else (0.0, False)
         if not is_complete:
             try:

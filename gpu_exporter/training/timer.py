@@ -229,7 +229,9 @@ class StepTimer:
         with self._lock:
             totals = self.totals
             if own is not None:
-                totals.add_own(own + self._data_of_step)
+                own += self._data_of_step
+                totals.own.add(own)
+                totals.own_squares += own * own
             self._data_of_step = 0.0
             totals.steps += 1
             for name in AMOUNTS:

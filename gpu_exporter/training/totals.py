@@ -102,12 +102,8 @@ class StepTotals:
             own = seconds - waiting
             if cpu > own or not is_ahead:
                 own = max(own, min(USUAL_TO_SHORTEST * cpu, seconds))
-            self.add_own(own)
-
-    def add_own(self, seconds: float) -> None:
-        """Add the self time of a step."""
-        self.own.add(seconds)
-        self.own_squares += seconds * seconds
+            self.own.add(own)
+            self.own_squares += own * own
 
     def _add_phase(self, name: str, seconds: float) -> None:
         if len(self.phases) >= MOST_PHASES and name != WAITING:
