@@ -61,6 +61,10 @@ CASES = (
         )
     ),
     Case("ddp", "evaluation"),
+    # DDP beside other waiting: for buffers, and in the loop's own reduction of its loss.
+    Case("batchnorm", "balanced"),
+    Case("batchnorm", "data", ("data",)),
+    Case("batchnorm", "forward", ("forward",)),
     Case("pipeline", "balanced"),
     Case("pipeline", "uneven", ("forward", "backward")),
     Case("pipeline", "gpu", OF_GPU),
@@ -209,7 +213,7 @@ def wrapped(model: Any, strategy: str, device_kind: str) -> Any:
     import torch
     import torch.distributed as dist
 
-    if strategy == "ddp":
+    if strategy in ("ddp", "batchnorm"):
         return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100 if device_kind == "cuda" else 0.02)
     if strategy == "tensor":
         return model
@@ -280,6 +284,7 @@ def steps_for(seconds: float, step: Callable[[], None], device_kind: str) -> int
 def run_parallel(case: Case, job_id: str, device_kind: str, seconds: float) -> None:
     """Train with data or tensor parallelism."""
     import torch
+    import torch.distributed as dist
 
     from gpu_exporter.training import StepTimer
 
@@ -289,6 +294,8 @@ def run_parallel(case: Case, job_id: str, device_kind: str, seconds: float) -> N
     width, count, size = SIZES[device_kind][case.size]
     layer = slow_layer(device_kind, cost * (slow == "forward"), cost * (slow == "backward"))
     make = tensor_layers if case.strategy == "tensor" else layers
+    if case.strategy == "batchnorm":
+        layer = torch.nn.Sequential(layer, torch.nn.BatchNorm1d(width, device=device_kind))
     model = wrapped(make(device_kind, count, layer, width), case.strategy, device_kind)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     batch = torch.randn(size, width, device=device_kind)
@@ -304,6 +311,8 @@ def run_parallel(case: Case, job_id: str, device_kind: str, seconds: float) -> N
         with timer.step(samples=len(batch)):
             with timer.phase("forward"):
                 loss = model(current).square().mean()
+            if case.strategy == "batchnorm":
+                dist.all_reduce(loss.detach().clone())
             with timer.phase("backward"):
                 loss.backward()
             with timer.phase("optimizer"):

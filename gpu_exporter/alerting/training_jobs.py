@@ -115,6 +115,15 @@ SELF_NEXT = _job(
     _of_job("max", f"{SELF.record} unless topk by ({JOB_KEY}) (1, {SELF.record})"),
 )
 _DEVIATION = f"{j.DEVIATION_OF_MEDIANS} * {_median(f'abs({SELF_EXCESS.record})')}"
+_SELF_COUNT = rank_rate(f"{m.JOB_SELF}_count")
+SELF_ERROR = rank_series(
+    "self_error:seconds",
+    "Standard error of the mean self time of a rank: how far it may be off by chance, because steps differ",
+    placed(
+        f"sqrt(clamp_min({rank_rate(m.JOB_SELF_SQUARES.name)} / ({_SELF_COUNT} > 0) - ({_mean(m.JOB_SELF)}) ^ 2, 0)\n"
+        f"/ (300 * {_SELF_COUNT} > 0))"
+    ),
+)
 SELF_SPREAD = _job(
     "self_spread:seconds",
     "How far self times are above the usual one by chance, by their median absolute deviation; of four or more ranks",
@@ -261,6 +270,7 @@ JOBS = (
     SELF_SHARE,
     BUSY,
     SELF_NEXT,
+    SELF_ERROR,
     SELF_SPREAD,
     SELF_MARGIN,
     PHASE_EXCESS,

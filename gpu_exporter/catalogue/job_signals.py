@@ -18,6 +18,9 @@ LAUNCH_BOUND = 1.2
 # Excess of a straggler, as a share of the step. Where the GPU measures self times, it is that far above the next rank,
 # and so many times as far as the others are from each other.
 LEAST_EXCESS, STANDS_OUT = 0.05, 2.0
+# Steps differ, as where sequences have different lengths. A mean of a few of them is above the usual one by chance by
+# several standard errors, in some of the many windows of a job.
+STANDARD_ERRORS = 6
 # 1.4826 median absolute deviations are a standard deviation. The share of the median is for ranks that hardly differ.
 DEVIATIONS, DEVIATION_OF_MEDIANS, LEAST_SHARE = 3.5, 1.4826, 0.01
 # Time without a step after which a job stalls. Scraped every 15 s, that is noticed within a minute and three steps.

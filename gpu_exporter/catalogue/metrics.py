@@ -499,6 +499,7 @@ GAUGES_OF_SAMPLES: Mapping[Metric, Metric] = {
 # Names for what other modules read of JOB_SENT.
 JOB_STEP, JOB_SELF, JOB_STEPS = (JOB_SENT[key] for key in ("step", "self", "steps"))
 JOB_DATA, JOB_PHASE, JOB_ACTIVITY = (JOB_SENT[key] for key in ("data_seconds", "phase_seconds", "activity_seconds"))
+JOB_SELF_SQUARES = JOB_SENT["self_squares"]
 JOB_TOKENS, JOB_SAMPLES, JOB_FLOPS = (JOB_SENT[key] for key in ("tokens", "samples", "flops"))
 # With high resolution these rows are read more often than others, for their histograms.
 OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)

@@ -1,7 +1,8 @@
 """What training loops say about their ranks on one node -> the signals of the failure modes of training loops. Pure.
 
 `alerting/training_jobs.py` records the same of all nodes. There, rates are of five minutes; here, they are of the last
-20 seconds and ten steps, or of five minutes if that is shorter. What compares with hours is unknown before.
+20 seconds and ten steps, or of five minutes if that is shorter, or if steps differ much. What compares with hours is
+unknown before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import sqrt
 from typing import NamedTuple, TypeVar
 
 from gpu_exporter.catalogue import job_signals as j
@@ -39,6 +41,7 @@ Sum = tuple[str, str]
 SECONDS: Sum = ("", "")
 _STEP_SUM, _STEP_COUNT = (f"{m.JOB_STEP}_sum", ""), (f"{m.JOB_STEP}_count", "")
 _SELF_SUM, _SELF_COUNT = (f"{m.JOB_SELF}_sum", ""), (f"{m.JOB_SELF}_count", "")
+_SELF_SQUARES: Sum = (m.JOB_SELF_SQUARES.name, "")
 _BUCKET = f"{m.JOB_STEP}_bucket"
 # Each bucket of the steps, and the longest step in it; above the last edge, that is unknown.
 _EDGES = (*(((_BUCKET, repr(edge)), edge) for edge in STEP_BUCKETS), ((_BUCKET, "+Inf"), STEP_BUCKETS[-1]))
@@ -56,6 +59,7 @@ FAMILIES = (
     m.JOB_STEPPED_AT.name,
     m.JOB_RESTARTS.name,
     m.JOB_DATA.name,
+    m.JOB_SELF_SQUARES.name,
     *(name for name, _ in (_STEP_SUM, _STEP_COUNT, _SELF_SUM, _SELF_COUNT, *_AMOUNTS)),
     *_PARTS,
 )
@@ -118,15 +122,16 @@ class RankHistory:
         if highest:
             self.longest.append((at, highest))
 
-    def grown(self) -> Mapping[Sum, float]:
-        """Return by how much sums have grown lately, with the seconds as SECONDS; empty if there are too few steps."""
+    def grown(self, least: float) -> Mapping[Sum, float]:
+        """Return by how much sums have grown in the last seconds, `least` or more, with their number as SECONDS; empty
+        if there are too few steps."""
         seconds = steps = 0.0
         before: Mapping[Sum, float] = {}
         # Self time is measured in some of the steps only.
         counted = _SELF_COUNT if _SELF_COUNT in self.now else _STEP_COUNT
         for at, before in reversed(self.points):
             seconds, steps = self.at - at, self.now.get(_STEP_COUNT, 0.0) - before.get(_STEP_COUNT, 0.0)
-            if seconds >= LEAST_SECONDS and self.now.get(counted, 0.0) - before.get(counted, 0.0) >= USUAL_STEPS:
+            if seconds >= least and self.now.get(counted, 0.0) - before.get(counted, 0.0) >= USUAL_STEPS:
                 break
         if seconds <= 0 or steps < ENOUGH:
             return {}
@@ -226,7 +231,7 @@ class RankMeans(NamedTuple):
     """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
     unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other ranks (None if
     unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves`: the self times of both halves of
-    this time; None if it is long."""
+    this time; None if it is long. `error` is the standard error of the mean `own`; 0 if it is unknown."""
 
     step: float
     own: float | None
@@ -234,6 +239,7 @@ class RankMeans(NamedTuple):
     waiting: float | None = None
     is_brief: bool = False
     halves: tuple[float, ...] | None = None
+    error: float = 0.0
 
 
 class RankNow(NamedTuple):
@@ -348,6 +354,11 @@ class SelfTime(NamedTuple):
     pause_wait: float
     step: float
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it is longer than by chance."""
+        return self.excess > max(self.margin, j.LEAST_EXCESS)
+
     def signals(self) -> Mapping[Signal, float]:
         """Return the values of the signals by which a failure mode judges a rank."""
         return {j.SELF_EXCESS: self.excess, j.SELF_MARGIN: self.margin, j.PAUSE_WAIT: self.pause_wait}
@@ -388,7 +399,8 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
     paused = [rank.paused for rank in ranks.values()]
     spread = max(paused) - min(paused)
     pause_wait = spread / (1 - spread) if spread < 1 else 1e9
-    return {key: SelfTime(more / step, margin / step, pause_wait, step) for key, more in excess.items()}
+    margins = {key: max(margin, j.STANDARD_ERRORS * ranks[key].error) for key in excess}
+    return {key: SelfTime(more / step, margins[key] / step, pause_wait, step) for key, more in excess.items()}
 
 
 def _halves(ranks: Mapping[Key, RankMeans]) -> Sequence[Mapping[Key, float]] | None:
@@ -426,14 +438,30 @@ def _is_launch_bound(ranks: Iterable[RankMeans]) -> bool | None:
 
 def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
     """Add how the ranks of a job compare with each other."""
-    grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
-    means = {key: _means(growth, ranks[key]) for key, growth in grown.items() if _STEP_SUM in growth}
+    grown, means = _lately(ranks, LEAST_SECONDS)
+    compared = self_times(means)
+    if any(_differs(rank) for rank in means.values()) and not any(each.is_beyond for each in compared.values()):
+        grown, means = _lately(ranks, RATE_SECONDS)
+        compared = self_times(means)
     found.ranks += (RankNow(key, means.get(key), rank.now.get(_STEP_COUNT, 0.0)) for key, rank in ranks.items())
-    for key, self_time in self_times(means).items():
+    for key, self_time in compared.items():
         if found.add(j.SELF_EXCESS, key, self_time.excess):
             for signal, value in self_time.signals().items():
                 found.signals[signal][key.device] = [(found.now, value)]
             found.tell(STRAGGLER, key, ranks[key], _phase_excess(key, grown))
+
+
+def _lately(
+    ranks: Mapping[RankLabels, RankHistory], seconds: float
+) -> tuple[Mapping[RankLabels, Mapping[Sum, float]], Mapping[RankLabels, RankMeans]]:
+    """Return by how much the sums of ranks have grown in the last seconds, and what they are compared by."""
+    grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown(seconds))}
+    return grown, {key: _means(growth, ranks[key]) for key, growth in grown.items() if _STEP_SUM in growth}
+
+
+def _differs(rank: RankMeans) -> bool:
+    """Return whether the steps of a rank differ so much that the mean of a few says little."""
+    return rank.own is not None and j.STANDARD_ERRORS * rank.error > j.SHARE_OF_FEW * rank.own
 
 
 def _means(growth: Mapping[Sum, float], rank: RankHistory) -> RankMeans:
@@ -447,7 +475,17 @@ def _means(growth: Mapping[Sum, float], rank: RankHistory) -> RankMeans:
         None if waiting is None else waiting / growth[_STEP_COUNT],
         is_brief,
         rank.halves(growth[SECONDS]),
+        _error(growth),
     )
+
+
+def _error(growth: Mapping[Sum, float]) -> float:
+    """Return the standard error of the mean self time; 0 if it is unknown."""
+    count, squares = growth.get(_SELF_COUNT, 0.0), growth.get(_SELF_SQUARES)
+    if count < ENOUGH or squares is None:
+        return 0.0
+    variance = squares / count - (growth.get(_SELF_SUM, 0.0) / count) ** 2
+    return sqrt(max(variance, 0.0) / (count - 1))
 
 
 def _phase_excess(key: RankLabels, grown: Mapping[RankLabels, Mapping[Sum, float]]) -> Mapping[str, float]:

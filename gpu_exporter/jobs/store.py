@@ -202,7 +202,8 @@ class LoopState:
     `began` is the monotonic time at which its first process started, and `started_at` the same in unix time. `heard_at`
     is the monotonic time of the last message, `stepped_at` the unix time of the last step, None before the first one.
     `phases` are those of which it has sums, and `use` is what they and the rank use of the limits. `is_closed`: the
-    process has closed its connection after its last message.
+    process has closed its connection after its last message. `resumed_at` is the monotonic time of the first message
+    after the last silence, None if there was none.
     """
 
     message: Message
@@ -216,6 +217,7 @@ class LoopState:
     phases: frozenset[str] = frozenset()
     use: Use = NOTHING
     is_closed: bool = False
+    resumed_at: float | None = None
 
     def totals(self) -> Sums:
         """Return the sums of all processes of this rank."""
@@ -286,7 +288,11 @@ class RankStore:
         training = {
             _job(key, state)
             for key, state in self._ranks.items()
-            if not state.is_closed and state.message.activity == TRAINING and now - state.heard_at <= LATE_SECONDS
+            if not state.is_closed
+            and state.message.activity == TRAINING
+            and now - state.heard_at <= LATE_SECONDS
+            # The ranks of a job that was stopped do not all resume at once.
+            and (state.resumed_at is None or now - state.resumed_at >= LATE_SECONDS)
         }
         return {key: state for key, state in gone.items() if _job(key, state) in training}
 
@@ -443,11 +449,10 @@ def advance(before: LoopState | None, message: Message, sender: Sender, now: flo
         state = replace(before, stepped_at=stepped_at, last=message.sums, past=before.ended())
     else:
         return Accepted.OVERLAP
-    return (
-        state
-        if isinstance(state, Accepted)
-        else replace(state, message=message, sender=sender, heard_at=now, is_closed=False)
-    )
+    if isinstance(state, Accepted):
+        return state
+    resumed_at = now if now - before.heard_at > SILENT_SECONDS else before.resumed_at
+    return replace(state, message=message, sender=sender, heard_at=now, is_closed=False, resumed_at=resumed_at)
 
 
 def _continued(before: LoopState, message: Message, stepped_at: float | None) -> LoopState | Accepted:

@@ -58,6 +58,7 @@ KEYS = {
     "since_step": Key(FACT, "time since the last step ended, or since the timer was created"),
     "step":             Key(HISTOGRAM, "Duration in seconds of the steps of a rank of a training job.", "seconds", "gpu_job_step_seconds"),
     "self":             Key(HISTOGRAM, "Self time in seconds of the steps of a rank: the duration without waiting for other ranks.", "seconds", "gpu_job_self_seconds", may_miss=True),
+    "self_squares":     Key(SUM,    "Sum of the squares of the self times of a rank, in square seconds: with their sum, it says how much steps differ.", "square seconds", "gpu_job_self_squared_seconds_total", may_miss=True),
     "data_seconds":     Key(SUM,    "Seconds that a rank spent in its data loader.", "seconds", "gpu_job_data_seconds_total"),
     "phase_seconds":    Key(PARTS,  "Seconds that a rank spent in each phase of its steps.", "seconds", "gpu_job_phase_seconds_total", "phase", may_miss=True),
     "activity_seconds": Key(PARTS,  "Seconds that a rank spent in training, evaluation, checkpoint and compile.", "seconds", "gpu_job_activity_seconds_total", "activity"),

@@ -35,8 +35,16 @@ METHODS = (
 UNSEEN = "deepspeed"
 
 
-def watch(model: Any, recorder: Recorder) -> bool:
-    """Time the collectives of a model of several ranks; return whether all of them can be seen."""
+def watch(model: Any, recorder: Recorder, *, is_ddp: bool) -> bool:
+    """Time the collectives of a model of several ranks; return whether all of its waiting is measured.
+
+    Of a model with DistributedDataParallel, these are the other ones: of SyncBatchNorm, or of a loop that reduces its
+    loss.
+    """
+    if is_ddp or recorder.beside:
+        if not recorder.watch and not recorder.beside:
+            recorder.beside = CollectiveWatch(recorder, events=False)
+        return True
     if not _is_visible(model):
         return False
     recorder.watch = CollectiveWatch(recorder)
@@ -61,10 +69,11 @@ def _is_visible(model: Any) -> bool:
 
 
 class CollectiveWatch:
-    """Marks the waiting of the thread that makes it, and of the backward passes that this thread waits for."""
+    """Marks the waiting of the thread that makes it, and of the backward passes that this thread waits for; with
+    `events`, also that for CUDA events of collectives."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._thread = recorder, get_ident()
+    def __init__(self, recorder: Recorder, *, events: bool = True) -> None:
+        self._recorder, self._events, self._thread = recorder, events, get_ident()
         self._restore: list[tuple[Any, str, Any, Any]] = []
         self._is_inside = False
         self._stream: Any = None
@@ -78,7 +87,7 @@ class CollectiveWatch:
                 if hasattr(dist.ProcessGroup, name):
                     self._replace(dist.ProcessGroup, name, self._timed)
             self._replace(dist.Work, "wait", self._timed)
-            if self._stream is not None:
+            if self._events and self._stream is not None:
                 self._replace(torch.cuda.Event, "wait", self._timed_event)
         elif not on:
             for owner, name, original, timed in self._restore:

@@ -8,6 +8,9 @@ Here, a hook on the model's output, which is the first part of a backward pass, 
 that pass. DDP registers its own callback, which waits for the reduced gradients, with the last bucket, hence later.
 Callbacks run in order: the first one notes when all gradients are ready, and registers a third one, which notes when
 the waiting is over.
+
+A model with buffers, such as those of batch normalization, gets them from the first rank before each forward pass, and
+waits there, too.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from gpu_exporter.model.job_message import WAITING
-from gpu_exporter.training.recorder import BACKWARD, BETWEEN
+from gpu_exporter.training.recorder import BACKWARD, BETWEEN, FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 # An output may be nested: a dict of losses, tuples of hidden states. One tensor of the backward pass is enough.
 MOST_TENSORS = 16
+# A model's method that waits for buffers.
+BROADCAST = "_sync_buffers"
 DEEPEST = 3
 
 
@@ -35,20 +40,48 @@ def watch(model: Any, recorder: Recorder) -> bool:
     """Time the waiting of a DDP model. Other models are left alone; returns whether it is one."""
     if not isinstance(model, DistributedDataParallel):
         return False
-    model.register_forward_hook(_Backward(recorder).on_output)
+    model.register_forward_hook(_Backward(recorder))
+    if hasattr(model, BROADCAST):
+        setattr(model, BROADCAST, _Broadcast(model, recorder))
     recorder.follows_host = True
     return True
 
 
-class _Backward:
-    """The callbacks of a model's backward passes."""
+class _Broadcast:
+    """The method of a model that waits for its buffers. A copy of the model has the original method."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, model: Any, recorder: Recorder) -> None:
+        self._model, self._recorder = model, recorder
+        self._original = getattr(model, BROADCAST)
+
+    def __call__(self) -> None:
+        """Wait for the buffers."""
+        self._recorder.enter(WAITING)
+        try:
+            self._original()
+        finally:
+            self._recorder.leave_wait()
+            self._recorder.mark(FORWARD)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._model, BROADCAST)
+
+
+class _Backward:
+    """The hook of a model's output, and the callbacks of its backward passes. In a copy of the model, it does nothing:
+    nobody watches that, and locks cannot be copied."""
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder: Any = recorder
         self._is_queued = False
 
-    def on_output(self, module: Any, inputs: Any, output: Any) -> None:
+    def __reduce__(self) -> Any:
+        return _Backward, ()
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
         """Prepare the backward pass of this output. Also after one that failed."""
+        if self._recorder is None:
+            return
         self._is_queued = False
         self._recorder.mark(BETWEEN)
         for tensor in _tensors(output):

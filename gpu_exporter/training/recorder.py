@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 ONLY_WAITING = frozenset({WAITING})
-# What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step, or what
-# a loop does between the forward and the backward pass.
-LEAVE, PAUSE, RESUME, BETWEEN, BACKWARD, END = object(), object(), object(), object(), object(), object()
+# What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step, or a
+# pass of the model, or what a loop does between its passes.
+LEAVE, PAUSE, RESUME, FORWARD, BETWEEN, BACKWARD, END = (object() for _ in range(7))
 # In a loop without steps, marks would pile up.
 MOST_MARKS = 8192
 # So many steps the CPU can be ahead of the GPU; times of older ones are given up.
@@ -118,6 +118,7 @@ class Recorder:
         "_skipped",
         "_took",
         "_totals",
+        "beside",
         "follows_host",
         "on_gpu",
         "waits",
@@ -126,7 +127,10 @@ class Recorder:
 
     def __init__(self, totals: StepTotals, lock: threading.Lock, waits: frozenset[str] | None, *, gpu: bool) -> None:
         self.waits, self.on_gpu = waits, False
+        # What measures all collectives of a model, in the steps that are sampled; or those that a loop has beside those
+        # of DistributedDataParallel, which are few.
         self.watch: Switchable | None = None
+        self.beside: Switchable | None = None
         self._totals, self._lock, self._gpu = totals, lock, gpu
         self._clock: Clock = HostClock()
         self._begin: Any = None
@@ -153,6 +157,8 @@ class Recorder:
         if self._begin is None and not self._is_paused:
             self._begin = self._clock.mark()
         self._switch()
+        if self.beside:
+            self.beside.switch(on=True)
 
     def enter(self, name: str) -> None:
         """Begin a section within the one that is open."""
@@ -184,8 +190,9 @@ class Recorder:
 
     def unwatch(self) -> None:
         """Leave collectives alone until the next step."""
-        if self.watch:
-            self.watch.switch(on=False)
+        for each in (self.watch, self.beside):
+            if each:
+                each.switch(on=False)
 
     def pause(self) -> None:
         """Begin something that is no training."""
@@ -233,7 +240,7 @@ class Recorder:
         """Return in one of how many steps sections are measured."""
         if self._marked > MANY_MARKS and self._took < SHORT_SECONDS:
             return ONE_OF_MANY
-        paces = ONE_OF_WATCHED if self.watch else ONE_OF
+        paces = ONE_OF_WATCHED if self.watch or self._marked > MANY_MARKS else ONE_OF
         return next((one_of for seconds, one_of in paces if self._took < seconds), 1)
 
     def _switch(self) -> None:
@@ -280,12 +287,12 @@ class Recorder:
                 phases.append(opened.pop())
                 if phases[-1][0] == WAITING:
                     has_waited = may_wait = True
+            elif begins.__class__ is str:
+                opened.append([begins, 0.0])
             elif begins is PAUSE or begins is RESUME:
                 is_paused = begins is PAUSE
-            elif begins is BETWEEN or begins is BACKWARD:
+            elif begins is not END:
                 may_wait = begins is BETWEEN or bool(self.watch)
-            else:
-                opened.append([begins, 0.0])
         host = self._follow(begin, end, parts) if follows and is_complete else (0.0, False)
         if not is_complete:
             try:

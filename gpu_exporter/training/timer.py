@@ -148,16 +148,17 @@ class StepTimer:
     def watch(self, model: Any) -> None:
         """Measure how long a model waits for other ranks. Call it when the model is wrapped, before the loop.
 
-        For DistributedDataParallel, in each backward pass, with every communication hook. For FSDP, tensor and pipeline
-        parallelism, in the collectives that Python calls, in some of the steps. A single rank waits for none.
+        For DistributedDataParallel, in each backward pass, with every communication hook, for its buffers, and in the
+        collectives that Python calls. For FSDP, tensor and pipeline parallelism, in the collectives that Python calls,
+        in some of the steps. A single rank waits for none.
         """
         from gpu_exporter.training.ddp import watch  # imports torch, which the model's owner has imported
 
         is_watched = watch(model, self.recorder)
-        if not is_watched and not self._sampler and self.place.world_size > 1 and process_group():
+        if not self._sampler and self.place.world_size > 1 and process_group():
             from gpu_exporter.training.collectives import watch as watch_collectives
 
-            is_watched = watch_collectives(model, self.recorder)
+            is_watched = watch_collectives(model, self.recorder, is_ddp=is_watched)
         if is_watched:
             self.know_waiting()
 
@@ -170,7 +171,8 @@ class StepTimer:
 
         sampler = StepSampler(steps)
         if self.place.world_size > 1:  # a single rank waits for none
-            self._sampler, self.recorder.waits, self.recorder.watch = sampler, None, None
+            self._sampler, self.recorder.waits = sampler, None
+            self.recorder.watch = self.recorder.beside = None
 
     def mark_collectives(self, *phases: str) -> None:
         """Leave phases that contain collectives out of the self time. Call it before the loop.
@@ -227,7 +229,9 @@ class StepTimer:
         with self._lock:
             totals = self.totals
             if own is not None:
-                totals.own.add(own + self._data_of_step)
+                own += self._data_of_step
+                totals.own.add(own)
+                totals.own_squares += own * own
             self._data_of_step = 0.0
             totals.steps += 1
             for name in AMOUNTS:

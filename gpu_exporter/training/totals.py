@@ -56,16 +56,16 @@ class StepHistogram:
 class StepTotals:
     """Sums since the timer was created; times in seconds.
 
-    `own` has the self times, and only of steps whose waiting is known. `phases` do not overlap: time in a nested
-    phase is not part of the outer one.
+    `own` has the self times, and only of steps whose waiting is known; `own_squares` is the sum of their squares.
+    `phases` do not overlap: time in a nested phase is not part of the outer one.
     """
 
-    __slots__ = ("activities", "amounts", "data", "own", "phases", "step", "steps")
+    __slots__ = ("activities", "amounts", "data", "own", "own_squares", "phases", "step", "steps")
 
     def __init__(self) -> None:
         self.steps = 0
         self.step, self.own = StepHistogram(), StepHistogram()
-        self.data = 0.0
+        self.data = self.own_squares = 0.0
         self.activities = dict.fromkeys(ACTIVITIES, 0.0)
         self.phases: dict[str, float] = {}
         self.amounts = dict.fromkeys(AMOUNTS, 0.0)
@@ -103,6 +103,7 @@ class StepTotals:
             if cpu > own or not is_ahead:
                 own = max(own, min(USUAL_TO_SHORTEST * cpu, seconds))
             self.own.add(own)
+            self.own_squares += own * own
 
     def _add_phase(self, name: str, seconds: float) -> None:
         if len(self.phases) >= MOST_PHASES and name != WAITING:
@@ -159,6 +160,7 @@ def message(
         "pod_uid": place.pod_uid,
         "dtype": dtype,
         "self": _histogram(totals.own) if totals.own.count else None,
+        "self_squares": totals.own_squares,
         **totals.amounts,
     }
     return {

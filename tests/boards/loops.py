@@ -78,6 +78,7 @@ class Rank:
             "since_step": max(now - loop.stops, 0.0),
             "step": {**said["step"], "sum": self._trained},
             "self": {**said["self"], "sum": own},
+            "self_squares": own**2 / max(int(self._steps), 1),
             "data_seconds": self._data,
             "activity_seconds": {
                 "training": self._trained,

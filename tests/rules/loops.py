@@ -96,6 +96,18 @@ def scaled(loop: Loop, pattern: str, factor: float) -> Loop:
     }
 
 
+def varied(loop: Loop, share: float) -> Loop:
+    """Return a loop in which each self time differs from the mean by this share of it, up or down."""
+    found = dict(loop)
+    for key, value in loop.items():
+        if isinstance(value, Ramp) and key.startswith(f"{m.JOB_SELF}_sum"):
+            steps = loop[key.replace("_sum{", "_count{")]
+            assert isinstance(steps, Ramp)
+            per_second = (1 + share**2) * value.per_second**2 / steps.per_second
+            found[key.replace(f"{m.JOB_SELF}_sum", m.JOB_SELF_SQUARES.name)] = Ramp(500 * per_second, per_second)
+    return found
+
+
 def of_shares(name: str, own: Sequence[float], waiting: Sequence[float]) -> Loop:
     """Return what a job says whose ranks have these self times and waiting, as shares of a step."""
     loop: Loop = TrainingLoop(name, ranks=len(own))

@@ -27,6 +27,7 @@ from tests.rules.loops import (
     rules,
     scaled,
     series,
+    varied,
 )
 from tests.rules.promtool import COARSE, Case, Expect, check
 from tests.rules.series import Device, input_series, minutes, rank
@@ -259,6 +260,13 @@ def test_stragglers_of_a_few_ranks(tmp_path: Path, ranks: int) -> None:
         "alike": [Stretch(SHORT, TrainingLoop("alike", ranks=ranks, own=1.15))],
     }
     jobs(tmp_path, stories, stragglers("slow", ranks - 1), stragglers("alike"), ranks=ranks)
+
+
+@pytest.mark.parametrize(("share", "slow"), [(0.1, (2,)), (0.5, ())])
+def test_where_steps_differ_much_a_few_make_no_straggler(tmp_path: Path, share: float, slow: Sequence[int]) -> None:
+    """Steps of ten seconds: of 30 in five minutes, some are longer by chance."""
+    loop = varied(TrainingLoop("job", ranks=3, own=1.4, speed=0.05), share)
+    jobs(tmp_path, {"job": [Stretch(SHORT, loop)]}, stragglers("job", *slow), ranks=3)
 
 
 def test_one_rank_has_no_straggler(tmp_path: Path) -> None:

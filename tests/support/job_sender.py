@@ -32,6 +32,7 @@ def message(steps: int = 3, step_seconds: float = 0.25, **changes: Any) -> dict[
         "steps": steps,
         "step": times,
         "self": times,
+        "self_squares": steps * step_seconds**2,
         "data_seconds": seconds / 10,
         "activity_seconds": {"training": seconds, "evaluation": 0},
         "phase_seconds": {"forward": seconds / 2, "backward": seconds / 4},

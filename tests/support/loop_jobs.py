@@ -57,6 +57,7 @@ class LoopJob:
                 "since_step": now - self.begun - trained,
                 "data_seconds": trained * self.data,
                 "self": {**said["self"], "sum": own},
+                "self_squares": own**2 / max(steps, 1),
                 "phase_seconds": {"forward": own / 3, "backward": own / 2, "waiting": trained - own},
                 "activity_seconds": {"training": trained, "evaluation": 0, "checkpoint": 0, "compile": 0},
             }

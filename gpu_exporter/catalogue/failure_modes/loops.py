@@ -221,6 +221,8 @@ OF_JOBS = (
 and
 rank:self_excess:seconds > {_JOB} group_left () job:self_margin:seconds
 unless
+rank:self_excess:seconds <= {job_signals.STANDARD_ERRORS} * rank:self_error:seconds
+unless
 rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () job:pause_spread:ratio""",
         on_node=Unless(
             And(
@@ -251,6 +253,8 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         f"{job_signals.STANDS_OUT:g} times as much as the other ranks differ. In a launch-bound job, where self time and waiting "
         f"together exceed {job_signals.LAUNCH_BOUND:g} steps (`job:self_and_waiting:ratio`), it is at least "
         f"{100 * job_signals.SHARE_OF_FEW:g} % of the median, because one of its ranks is always the last\n"
+        f"- {job_signals.STANDARD_ERRORS} standard errors of its self time: where steps differ much, as with sequences of "
+        "different lengths, a mean says less\n"
         "- what pauses explain: evaluations, checkpoints and compilations that only some ranks do\n\n"
         "With two or three ranks, the lowest self time replaces the median, and the second limit is "
         f"{100 * job_signals.SHARE_OF_FEW:g} % of it. Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "

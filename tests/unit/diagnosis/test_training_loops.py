@@ -14,7 +14,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
-from tests.rules.loops import COUNTER, MEASURED, Loop, Story, Stretch, changed, of_shares, paused, scaled
+from tests.rules.loops import COUNTER, MEASURED, Loop, Story, Stretch, changed, of_shares, paused, scaled, varied
 
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 HOUR = 60.0
@@ -168,6 +168,29 @@ def test_a_rank_is_not_slow_for_its_waiting() -> None:
     loop = scaled(loop, 'phase="waiting".*rank="3"|rank="3".*phase="waiting"', 2.0)
     (finding,) = findings(judged([Stretch(1, loop)])["3"])
     assert not [text for text in finding["evidence"] if "phase waiting" in text]
+
+
+@pytest.mark.parametrize("own", [1.4, 2.0])
+def test_where_steps_differ_much_a_few_make_no_straggler(own: float) -> None:
+    """As where sequences have different lengths: 20 s with 40 steps tell that a rank takes twice as long, and five
+    minutes that it takes two fifths longer."""
+    usual = varied(TrainingLoop("job", ranks=3), 0.5)
+    loop = varied(TrainingLoop("job", own=own, ranks=3), 0.5)
+    slow = {"2": {"GpuJobStraggler"}}
+    assert found([Stretch(0.5, loop)]) == (slow if own == 2.0 else {})
+    assert found([Stretch(0.5, usual), Stretch(4, loop)]) == slow
+
+
+def test_one_slow_step_makes_no_straggler() -> None:
+    """After a standstill, the first step is a long one of the rank that was stuck."""
+    usual, stuck = (varied(TrainingLoop("job", ranks=3), 0.0) for _ in range(2))
+    for name, per_second in ((f"{m.JOB_SELF}_sum", 60.0), (m.JOB_SELF_SQUARES.name, 3600.0)):
+        stuck = changed(stuck, rf'{name}{{.*rank="1"', Ramp(0.0, per_second))
+    still = {
+        key: Ramp(0.0, 0.0) if isinstance(value, Ramp) and COUNTER.search(key) else value
+        for key, value in {**usual, **TrainingLoop("job", ranks=3, since=60.0)}.items()
+    }
+    assert found([Stretch(1, usual), Stretch(1, still), Stretch(1 / 60, stuck), Stretch(4 / 60, usual)]) == {}
 
 
 def steps_until(minutes: float) -> Loop:

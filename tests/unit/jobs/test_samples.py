@@ -91,6 +91,7 @@ def test_every_series_of_a_rank() -> None:
         "gpu_job_step_seconds_count": 3,
         "gpu_job_self_seconds_sum": 0.75,
         "gpu_job_self_seconds_count": 3,
+        "gpu_job_self_squared_seconds_total": 0.1875,
         "gpu_job_last_step_timestamp_seconds": 999.5,
         "gpu_job_start_timestamp_seconds": 998.25,
         "gpu_job_restarts_total": 0,
@@ -107,7 +108,7 @@ def test_histograms_are_cumulative() -> None:
     """Without a histogram of self time, there is none; without a step, there is no time of one."""
     series = RankSeries(RankKey("llm-7b", 0, SenderPlace("GPU-1")), Gpu(0, "GPU-1"))
     counts = [1, 2, *[0] * 17, 4]
-    found = values(series, state_of(step={"sum": 1.23456789, "counts": counts}, self=None, steps=0))
+    found = values(series, state_of(step={"sum": 1.23456789, "counts": counts}, self=None, self_squares=None, steps=0))
     buckets = {name: value for name, (_, value) in found.items() if "bucket" in name}
     assert list(buckets) == [
         f"gpu_job_step_seconds_bucket {edge}"

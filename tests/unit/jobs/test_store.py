@@ -175,6 +175,18 @@ def test_a_rank_ends_while_others_train() -> None:
     assert ended(store, 33.0) == []
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_job_that_was_stopped(resumes: bool) -> None:
+    """Its ranks resume one after another: none of them has ended while others train, but one that does not resume."""
+    store = RankStore()
+    for rank in range(3):
+        take(store, world_size=3, rank=rank, attempt=f"of-{rank}")
+    for now in (45.0, 46.0, 47.0, 51.0):
+        for rank in (0, 1, 2) if resumes and now > 46 else (0, 1):
+            take(store, world_size=3, now=now, rank=rank, attempt=f"of-{rank}", steps=10 + int(now))
+        assert ended(store, now) == ([2] if now == 51 and not resumes else [])
+
+
 def test_a_loop_that_has_ended_does_not_stand_still() -> None:
     """Its sums are shown for a while, the time of its last step for the seconds in which it may connect again."""
     store = RankStore()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -41,6 +43,26 @@ class Parallel:
 
     def register_forward_hook(self, hook: Hook) -> None:
         self.hooks.append(hook)
+
+
+class WithBuffers(Parallel):
+    """DistributedDataParallel of a model with buffers: in each forward pass, it waits for those of the first rank."""
+
+    waits: ClassVar[list[Callable[[float], None]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synchronized = 0
+
+    def _sync_buffers(self) -> None:
+        self.synchronized += 1
+        self.waits[-1](0.5)
+
+    def __call__(self, output: Any) -> None:
+        self._sync_buffers()
+        self.waits[-1](1.0)
+        for hook in self.hooks:
+            hook(self, (), output)
 
 
 class Engine:
@@ -123,6 +145,37 @@ def test_a_backward_pass_after_one_that_failed(engine: Engine, time: Time) -> No
         model.hooks[0](model, (), tensor)
         engine.backward(tensor, reduce=lambda: time.pass_(0.25))
     assert timer.message()["phase_seconds"] == pytest.approx({"waiting": 0.25})
+
+
+def test_the_wait_for_buffers(engine: Engine, time: Time) -> None:
+    """It is not part of the forward pass: one rank would look slow because another one is."""
+    WithBuffers.waits.append(time.pass_)
+    timer = StepTimer("job", rank=0, world_size=2)
+    model, tensor = WithBuffers(), Tensor(1, 1)
+    timer.watch(model)
+    with timer.step():
+        with timer.phase("forward"):
+            model(tensor)
+        engine.backward(tensor, reduce=lambda: time.pass_(0.25))
+    message = timer.message()
+    assert message["phase_seconds"] == pytest.approx({"forward": 1.0, "waiting": 0.75})
+    assert message["self"]["sum"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_watched_model(engine: Engine, time: Time, copied: Callable[[WithBuffers], WithBuffers]) -> None:
+    """A loop may keep averages of its weights in one, or save it: it can be made, and is not watched."""
+    WithBuffers.waits.append(time.pass_)
+    timer = StepTimer("job", rank=0, world_size=2)
+    model, tensor = WithBuffers(), Tensor(1, 1)
+    timer.watch(model)
+    other = copied(model)
+    with timer.step():
+        other(tensor)
+        model(Tensor(1, 1))
+    assert (other.synchronized, model.synchronized) == (1, 1)
+    assert tensor.hooks == []
+    assert timer.message()["phase_seconds"] == pytest.approx({"waiting": 0.5})
 
 
 def test_other_models_are_left_alone(engine: Engine) -> None:

@@ -129,6 +129,26 @@ def test_a_collective_and_its_end_are_waiting(distributed: ModuleType, time: Tim
     assert (ProcessGroup.allreduce, Work.wait) == originals
 
 
+def test_collectives_beside_those_of_ddp(distributed: ModuleType, time: Time) -> None:
+    """Of a loop that reduces its loss, or of SyncBatchNorm. A step without one has a self time all the same."""
+    parallel: Any = sys.modules["torch.nn.parallel"].DistributedDataParallel
+    parallel.register_forward_hook = lambda model, hook: None
+    originals = ProcessGroup.allreduce, Work.wait
+    timer = StepTimer("job")
+    for model in (parallel(), parallel(), Module()):  # the latter may be a part that each rank has for itself
+        timer.watch(model)
+    for reduces in (True, False):
+        with timer.step(), timer.phase("forward"):
+            time.pass_(1.0)
+            if reduces:
+                assert reduce() == "waited"
+    message = timer.message()
+    assert message["phase_seconds"] == pytest.approx({"forward": 2.0, "waiting": 0.75})
+    assert message["self"]["sum"] == pytest.approx(2.0)
+    timer.close()
+    assert (ProcessGroup.allreduce, Work.wait) == originals
+
+
 def test_a_step_without_a_collective_has_no_self_time(distributed: ModuleType, time: Time) -> None:
     """Its collectives are those of compiled code, or it only accumulates gradients."""
     with StepTimer("job") as timer:
@@ -216,6 +236,7 @@ def test_profiled_steps_take_precedence(distributed: ModuleType, time: Time, sam
     if not sampled_first:
         timer.sample_every(2)
     assert timer.recorder.watch is None
+    assert timer.recorder.beside is None
     with timer.step():
         reduce()
     assert "self" not in timer.message()

@@ -94,7 +94,14 @@ def test_a_textfile(tmp_path: Path, message: dict[str, Any]) -> None:
 
 def test_a_textfile_has_the_metrics_of_the_exporter(message: dict[str, Any]) -> None:
     """The names and kinds, and the labels without those of the GPU; so that rules and dashboards apply to both."""
-    whole = {**message, "self": message["step"], **dict.fromkeys(AMOUNTS, 1.0), "dtype": "bf16", "pod_uid": "p"}
+    whole = {
+        **message,
+        "self": message["step"],
+        "self_squares": 0.1,
+        **dict.fromkeys(AMOUNTS, 1.0),
+        "dtype": "bf16",
+        "pod_uid": "p",
+    }
     of_jobs = [
         metric for metric in metrics.METRICS if metric.name.startswith("gpu_job_") and metric.set is MetricSet.JOB
     ]
