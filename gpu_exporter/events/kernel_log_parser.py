@@ -46,8 +46,8 @@ _NOT_STARTED = re.compile(rf"NVRM: GPU {_PCI}: RmInitAdapter failed!")
 _PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]*))?(?:, |$)")
 _RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,4}) \(")
 
-# Names of days and months are those of the locale in which the log was saved.
 YEAR_3000 = 32503680000.0  # unix seconds
+# Names of days and months are those of the locale in which the log was saved.
 _NAME = r"[^\W\d_]{2,5}\.?"
 _CLOCK = r"[0-9]{2}:[0-9]{2}:[0-9]{2}"
 _DELTA = r"< *\+?[0-9]{1,10}\.[0-9]{1,9} *>"
