@@ -11,6 +11,7 @@ from gpu_exporter.alerting import rules
 from gpu_exporter.alerting.groups import RuleGroup
 from gpu_exporter.alerting.levels import names_read, recorded_names
 from gpu_exporter.alerting.selection import groups_of_domains
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions import tree
 from tests import ROOT
