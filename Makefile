@@ -37,7 +37,7 @@ test: lint .tools/done .tools/alerting ## Install what is needed, run the linter
 	$(BIN)/python -m pytest tests/promises tests/unit -m 'not slow' --numprocesses 4 --dist worksteal $(ARGS)
 
 test-all: $(VENV)/dev tools ## Run all other tests, with Chromium, PyTorch, VictoriaMetrics, Node.js and a newer Prometheus; takes less than fifteen minutes
-	$(BIN)/python -m pytest -m slow --numprocesses 6 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m slow --numprocesses 8 --dist worksteal $(ARGS)
 
 coverage: $(VENV)/dev tools ## Run the tests and print which lines no test runs; takes half as long again
 	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal --cov --cov-report=term $(ARGS)

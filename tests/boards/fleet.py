@@ -147,26 +147,24 @@ class Node:
 
 
 class NodePorts:
-    """The network ports of a node: one for each GPU. `slow` has since when those of GPUs are slow."""
+    """The faults of the network ports of a node, which its GPUs name. `slow` has since when those of GPUs are slow."""
 
     def __init__(self, slow: Mapping[int, float], since_start: Callable[[], float]) -> None:
         self._slow, self._since_start = slow, since_start
-        self._series: dict[tuple[str, Metric], Series] = {}
+        self._series: dict[str, Series] = {}
 
     def start(self) -> None:
-        """Do nothing: the ports are always there."""
+        """Do nothing: faults need no thread."""
 
     def stop(self) -> None:
         """Do nothing."""
 
     def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
-        """Return the port of each GPU."""
+        """Return the fault of the port of each GPU that has one by now."""
         for gpu in (each.gpu for each in gpus):
-            port = (("device", f"mlx5_{gpu.index}"), ("port", "1"))
-            series = Series(m.NIC_INFO, gpu, (*port, ("distance", "PXB")))
-            self._series.setdefault((gpu.uuid, m.NIC_INFO), series)
             if self._slow.get(gpu.index, math.inf) <= self._since_start():
-                self._series.setdefault((gpu.uuid, m.NIC_FAULT), Series(m.NIC_FAULT, gpu, (*port, ("fault", "slow"))))
+                labels = (("device", f"mlx5_{gpu.index}"), ("port", "1"), ("fault", "slow"))
+                self._series.setdefault(gpu.uuid, Series(m.NIC_FAULT, gpu, labels))
         return tuple(Sample(series, 1.0) for series in self._series.values())
 
 

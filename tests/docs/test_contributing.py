@@ -161,7 +161,8 @@ RENDERED = {
 }
 # The files that are rendered from an entry, each with a pattern that it must match. Add further files here.
 MADE = {
-    "alerts/health.yaml": rf"- alert: {NAME}\n +expr: gpu:memory_temp:celsius >= 95\n",
+    "alerts/health.yaml": rf"- alert: {NAME}\n +expr: gpu:[a-z_]+:bridged\n",
+    "alerts/recording.yaml": r"- record: gpu:[a-z_]+:holds\n +expr: gpu:memory_temp:celsius >= 95\n",
     "dashboards/runbooks.json": rf'"title": "{NAME}"',
     RUNBOOK: rf"# {NAME}\n(.|\n)*at least 95 °C \(`hotMemory`\)",
     "docs/runbooks/README.md": rf"\[{NAME}\]\({NAME.lower()}\.md\) \| warning ",

@@ -53,7 +53,9 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
     expect(summary.locator("#health")).to_have_text("7 of 8 GPUs healthy; 6 are hit by GPU 3")
     sick, slow = summary.locator(".problems > li").nth(0), summary.locator(".problems > li").nth(1)
     owner = "simulated/injected-node-000"
-    expect(sick).to_contain_text(re.compile(r"Unhealthy GPU 5: XID 79.* since \d\d:\d\d .*What to do: Drain the node"))
+    expect(sick).to_contain_text(
+        re.compile(r"Unhealthy GPU 5: XID 79.* since \d\d:\d\d .*What to do: Drain and reboot the node")
+    )
     expect(slow).to_contain_text(re.compile(r"Warning GPU 3 slows down job .*also hit: GPUs 0-2, 4, 6, 7 · " + owner))
     expect(page.locator(".gpu h3 button").nth(0)).to_have_text("GPU 5")
     expect(page.locator(".gpu h3 button").nth(1)).to_have_text("GPU 3")

@@ -34,7 +34,7 @@ from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import evaluate
 from gpu_exporter.conditions.evaluate import Device, Points, holds, marked
 from gpu_exporter.conditions.formulas import parts, result
-from gpu_exporter.conditions.signal import OWNER, Signal
+from gpu_exporter.conditions.signal import OWNER, Signal, record_name
 from gpu_exporter.conditions.tree import Condition, Leaf, Limits, OfRanks, Over, terms
 from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
@@ -383,7 +383,8 @@ def differences(fleet: Fleet, found: Mapping[str, Mapping[str, float]]) -> Itera
     for gpu in fleet.gpus:
         rule_values = {name: by_device[gpu.UUID] for name, by_device in found.items() if gpu.UUID in by_device}
         for mode in MODES:
-            if mode.condition and (holds(mode.condition, fleet, gpu) is True) != (mode.name in rule_values):
+            name = record_name(mode.record, "holds") if mode.bridge else mode.name
+            if mode.condition and (holds(mode.condition, fleet, gpu) is True) != (name in rule_values):
                 yield f"{mode.name} of {gpu}: {holds(mode.condition, fleet, gpu)} in Python"
         mine = classify(fleet, gpu)
         if (None if mine is None else BOTTLENECKS.index(mine)) != rule_values.get(CLASS):

@@ -166,9 +166,10 @@ MODES = (
         0,
         Action.DRAIN,
         "XID {{ $labels.xid }} on {gpu}: the GPU needs a repair",
-        "Drain the node; if many nodes are affected at once, suspect a driver update and do not drain them all. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
-        "nothing, look the code up in the table of XID codes (linked from the runbook). The alert ends when the GPU is healthy "
-        "again or its node has rebooted.",
+        "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the node, then "
+        "repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for nothing, look the "
+        "code up in the table of XID codes (linked from the runbook). The alert ends when the GPU is healthy again or its "
+        "node has rebooted.",
         Inject(xid=79),
         _on(s.XID_FATAL),
         explains={

@@ -362,10 +362,10 @@ def test_check_warns_of_a_state_directory_that_it_cannot_read(tmp_path: Path) ->
         (("--profile-socket", "x"), "are ignored: --profile says when to take a profile"),
     ],
 )
-def test_a_setting_that_is_not_used_is_reported(serve: Serve, arguments: Sequence[str], words: str) -> None:
+def test_a_setting_that_is_ignored_is_reported(serve: Serve, arguments: Sequence[str], words: str) -> None:
     exporter = serve(*REPLAY, *arguments)
     exporter.until(lambda page: page.values("gpu_up") == [1])
-    (line,) = [line for line in exporter.log.read_text().splitlines() if "not used" in line]
+    (line,) = [line for line in exporter.log.read_text().splitlines() if "ignored" in line]
     assert " WARNING " in line
     assert words in line
 

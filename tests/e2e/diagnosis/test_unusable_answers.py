@@ -296,7 +296,6 @@ EXPORTER: dict[str, Answer] = {
     "too many lines": answer(b"#\n" * 600_000),
     "a line that is too long": answer(METRICS + b'x{UUID="' + b"x" * 70_000 + b'"} 1\n'),
     "labels that do not end": answer(METRICS + b'x{UUID="a\n'),
-    "a value that is a word": answer(METRICS + b'x{UUID="a"} one\n'),
     "a line of braces": answer(b"{}{}{{}}\n" * 5),
     "no GPU": answer(b"up 1\n"),
 }
