@@ -22,7 +22,7 @@ CASES = "ddp-data,ddp-forward,ddp-backward,batchnorm-data,batchnorm-forward,tens
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    options = ["--device", "cpu", "--ranks", str(RANKS), "--seconds", "3", "--repeats", "0", "--cases", CASES]
+    options = ["--device", "cpu", "--ranks", str(RANKS), "--seconds", "5", "--repeats", "0", "--cases", CASES]
 
     def measure(folder: Path) -> None:
         torch_python.run("benchmarks/job_cases.py", *options, "--out", str(folder))
