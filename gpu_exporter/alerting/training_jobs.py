@@ -10,10 +10,12 @@ from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
+from gpu_exporter.conditions.tree import duration
 from gpu_exporter.model.job_message import TRAINING, WAITING
 from gpu_exporter.model.metric import Metric
 
-WINDOW = "5m"
+WINDOW_SECONDS = 300
+WINDOW = duration(WINDOW_SECONDS)
 # Programs of the same name may each have a rank 0 on a MIG instance of the same GPU.
 RANK_KEY = "cluster, job_id, rank, UUID, GPU_I_ID"
 JOB_KEY = "cluster, namespace, workload, job_id"
@@ -121,7 +123,7 @@ SELF_ERROR = rank_series(
     "Standard error of the mean self time of a rank: how far it may be off by chance, because steps differ",
     placed(
         f"sqrt(clamp_min({rank_rate(m.JOB_SELF_SQUARES.name)} / ({_SELF_COUNT} > 0) - ({_mean(m.JOB_SELF)}) ^ 2, 0)\n"
-        f"/ (300 * {_SELF_COUNT} > 0))"
+        f"/ ({WINDOW_SECONDS} * {_SELF_COUNT} - 1 > 0))"
     ),
 )
 SELF_SPREAD = _job(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage, masked_job
-from gpu_exporter.io.file_access import replace_file
+from gpu_exporter.io.file_access import refuse_unwritable, replace_file
 from gpu_exporter.reports.masking import Names
 from gpu_exporter.version import __version__
 
@@ -32,8 +30,7 @@ class JobReports:
     def prepare(self) -> None:
         """Create the directory. Raises OSError if no report could be written there."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.directory, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.directory))
+        refuse_unwritable(self.directory / "report.html")
 
     def take(self, jobs: Iterable[str], at: float) -> list[tuple[str, float, float]]:
         """Add the jobs of a moment; return those that have ended, with their first and last sign of life."""

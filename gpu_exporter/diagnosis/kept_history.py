@@ -22,7 +22,7 @@ from gpu_exporter.diagnosis.job_usage import JobUsage, rank_samples
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
-from gpu_exporter.io.file_access import FileWorker, InUse, cause
+from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, InUse, cause
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import Snapshot
@@ -39,8 +39,6 @@ DAY_SECONDS = 86400.0
 # An answer has at most so many incidents, the newest ones, and so many periods.
 MOST_INCIDENTS, MOST_PERIODS = 2000, 5000
 READ_SECONDS = 10.0
-# After a failed write, such as to a full disk.
-RETRY_SECONDS = 60.0
 # `serve` ends within two seconds, also if the disk hangs.
 CLOSE_SECONDS = 0.4
 

@@ -41,6 +41,7 @@ _SXID_DETAIL = re.compile(r"Severity [0-9]|Data \{")
 # lines, or in one line with `#012` between them (syslog).
 _LOST = re.compile(rf"NVRM: The NVIDIA GPU {_PCI}\b.{{0,200}}fallen off the bus and is not responding", re.DOTALL)
 _BREAK = re.compile(r"(?:\n|#012)\s*NVRM: ")
+_LOST_LINES = 3
 FELL_OFF_THE_BUS = 79
 _NOT_STARTED = re.compile(rf"NVRM: GPU {_PCI}: RmInitAdapter failed!")
 _PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]*))?(?:, |$)")
@@ -158,7 +159,7 @@ class LineJoiner:
 
     def __init__(self) -> None:
         self._first: KernelText | None = None
-        self._text = ""
+        self._texts: list[str] = []
 
     def take(self, line: str) -> tuple[XidLine | SxidLine, KernelText] | None:
         """Add a line; return what the message reports that it completes, with the first line of the message."""
@@ -166,13 +167,14 @@ class LineJoiner:
             self._first = None
         elif "NVRM: The NVIDIA GPU" in line:
             self._first = kernel_text(line)
-            self._text = self._first.text if self._first else ""
+            self._texts = [self._first.text] if self._first else []
         elif self._first:
-            message = kernel_text(line)
-            self._text += "\n" + (message.text if message else line.strip())
-            found = parse_message(self._text)
+            message, first = kernel_text(line), self._first
+            self._texts.append(message.text if message else line.strip())
+            found = parse_message("\n".join(self._texts))
+            if found or len(self._texts) == _LOST_LINES:
+                self._first = None
             if found:
-                first, self._first = self._first, None
                 return found, first
         return None
 

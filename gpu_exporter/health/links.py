@@ -22,7 +22,7 @@ from pathlib import Path
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import FABRIC_DONE, pcie_capacity
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import FileWorker, cause, open_regular, read
+from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, cause, open_regular, read
 from gpu_exporter.io.state_version import NewerStateError, check_version
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
@@ -33,8 +33,6 @@ FILE = "links.json"
 # Of the file: see `io.state_version`.
 VERSION = 1
 MOST_BYTES, MOST_GPUS = 1 << 20, 256
-# After a failed write, such as to a full disk.
-RETRY_SECONDS = 60.0
 # On boards of this form, every NVLink leads to an NVSwitch or to another GPU of the baseboard.
 SXM = re.compile(r"\bSXM")
 

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 # The longest that reading or writing a file may take.
 FILE_SECONDS = 5.0
+# After a failed write, such as to a full disk, the next attempt comes so much later.
+RETRY_SECONDS = 60.0
 
 
 def cause(error: Exception) -> str:

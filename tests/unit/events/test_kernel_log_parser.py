@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
-from gpu_exporter.events.kernel_log_parser import KmsgRecord, parse, parse_kmsg, parse_message
+from gpu_exporter.events.kernel_log_parser import KmsgRecord, LineJoiner, parse, parse_kmsg, parse_message
 from gpu_exporter.model.pci import pci_bus_id, same_device
 from gpu_exporter.model.verdict import Action
 from tests.soak.kernel_log import PREFIXES, fuzz, journal
@@ -322,3 +322,11 @@ def test_errors_of_nvlink_5(code: int, message: str, detail: str) -> None:
     found = parse_message(f"NVRM: Xid (PCI:0000:03:00): {code}, {message}")
     assert isinstance(found, XidLine)
     assert (found.detail, found.recovery_action) == (detail, None)
+
+
+def test_a_message_of_more_lines_is_another_one() -> None:
+    """Otherwise, a flood of the driver's messages would be joined, and searched again with each of them."""
+    joiner = LineJoiner()
+    lost = "NVRM: fallen off the bus and is not responding to commands."
+    lines = ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: installed in this system has", "NVRM: another message", lost)
+    assert [joiner.take(f"[    1.000000] {line}") for line in lines] == [None] * 4

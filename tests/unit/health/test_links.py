@@ -12,7 +12,8 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.catalogue.gpu_models import pcie_capacity as by_signal
-from gpu_exporter.health.links import FILE, RETRY_SECONDS, GpuLinks, LinkHistory, pcie_link
+from gpu_exporter.health.links import FILE, GpuLinks, LinkHistory, pcie_link
+from gpu_exporter.io.file_access import RETRY_SECONDS
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 
