@@ -4,6 +4,7 @@
     PYTHONPATH=. python3 benchmarks/job_cases.py --cases first --times 3 --repeats 0 --most-seconds 450 --out results
     PYTHONPATH=. python3 benchmarks/job_cases.py --cases fsdp-forward,tensor-gpu --repeats 0
     PYTHONPATH=. python3 benchmarks/job_cases.py --device cpu --ranks 4 --seconds 3 --cases ddp-data,ddp-backward
+    nvidia-cuda-mps-control -d; PYTHONPATH=. python3 benchmarks/job_cases.py --ranks 4      # on one GPU: timers only
     PYTHONPATH=. python3 benchmarks/job_cases.py --replay results        # judge again what was scraped; no GPU
 
 One process per rank trains all cases, each with its own StepTimer. This process receives their messages on a Unix
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.job_receiver import Receiver
-from benchmarks.job_training import BY_NAME, CASES, FIRST, NOBODY, REPEATED, Case, possible, rank_main
+from benchmarks.job_training import BY_NAME, CASES, FIRST, NOBODY, REPEATED, Case, possible, rank_main, shares_gpu
 from benchmarks.job_verdict import PARTS, UNKNOWN, Verdict, judge, parts_of, samples_of, uuid_of
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.scrape import ScrapedSample
@@ -138,6 +139,7 @@ def _start(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "GPU_EXPORTER_JOB_SOCKET": path,
+        **shares_gpu(rank, ranks, device_kind),
     }
     options = ["--rank-of", ",".join(names), "--device", device_kind, "--seconds", str(seconds)]
     return subprocess.Popen([sys.executable, os.path.abspath(__file__), *options], env=environment)
@@ -361,12 +363,13 @@ def trained(options: argparse.Namespace) -> Results:
     names = planned(options, device_kind)
     about = {"torch": torch.__version__, "device": device_kind, "ranks": ranks, "seconds": options.seconds}
     if device_kind == "cuda":
-        about["gpu"] = torch.cuda.get_device_name()
+        about |= {"gpu": torch.cuda.get_device_name(), "gpus": min(ranks, torch.cuda.device_count())}
     if options.out:
         (options.out / SCRAPES).unlink(missing_ok=True)
     results = Results(about, names, options.out)
     with ExitStack() as stack:
-        telemetry = telemetry_of(device_kind, stack)
+        # Of a GPU that ranks share, telemetry cannot tell one rank from another.
+        telemetry = telemetry_of("cpu" if shares_gpu(0, ranks, device_kind) else device_kind, stack)
         cases = collect(names, ranks, device_kind, options.seconds, telemetry, options.most_seconds)
         results.take(cases, keep=True)
     return results

@@ -18,6 +18,8 @@ LOADER_COSTS = 4
 USUAL, LAUNCH_BOUND, LARGE = "", "launch-bound", "large"
 SIZES = {
     "cuda": {USUAL: (4096, 8, 16384), LAUNCH_BOUND: (256, 48, 32), LARGE: (8192, 12, 8192)},
+    # Ranks that share a GPU each have a part of it, and exchange gradients through sockets.
+    "shared": {USUAL: (2048, 8, 16384), LAUNCH_BOUND: (256, 48, 32), LARGE: (2048, 12, 32768)},
     "cpu": {USUAL: (64, 8, 16), LAUNCH_BOUND: (16, 24, 4), LARGE: (256, 8, 64)},
 }
 # Causes of which no rank is slow.
@@ -101,6 +103,37 @@ def possible(case: Case, device_kind: str) -> bool:
     return True
 
 
+def shares_gpu(rank: int, ranks: int, device_kind: str) -> dict[str, str]:
+    """Return the environment of a rank if there are more ranks than GPUs, nothing otherwise.
+
+    NCCL refuses two ranks on one GPU of one host, so each says that it is on another host. Start MPS before, or the
+    ranks take turns on the GPU, and those that wait slow those that work.
+    """
+    import torch
+
+    if device_kind == "cpu" or ranks <= (gpus := torch.cuda.device_count()):
+        return {}
+    each = -(-ranks // gpus)
+    return {
+        "NCCL_HOSTID": f"host-of-rank-{rank}",
+        "NCCL_NET": "Socket",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // each),
+    }
+
+
+def size_of(case: Case, device_kind: str) -> tuple[int, int, int]:
+    """Return the width, the number of layers and the batch of a case."""
+    return SIZES["shared" if device_kind == "cuda" and "NCCL_HOSTID" in os.environ else device_kind][case.size]
+
+
+def timer_of(job_id: str) -> Any:
+    """Return the step timer of this rank. Ranks that share a GPU say that each has one, to be told apart."""
+    from gpu_exporter.training import StepTimer
+
+    return StepTimer(job_id, uuid=f"GPU-of-rank-{os.environ['RANK']}" if "NCCL_HOSTID" in os.environ else "")
+
+
 def rank_main(names: Sequence[str], device_kind: str, seconds: float) -> None:
     """Train cases as one rank, which the environment describes as torchrun does."""
     import torch
@@ -109,7 +142,7 @@ def rank_main(names: Sequence[str], device_kind: str, seconds: float) -> None:
     torch.set_num_threads(1)
     local = int(os.environ["LOCAL_RANK"])
     if device_kind == "cuda":
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(local % torch.cuda.device_count())
         torch.set_float32_matmul_precision("high")  # TF32: else a step takes so long that the causes hardly matter
     dist.init_process_group("nccl" if device_kind == "cuda" else "gloo")
     for name in names:
@@ -245,7 +278,7 @@ def competitor(device_kind: str) -> Callable[[], None]:
 
     def compete() -> None:
         torch.cuda.set_device(device)  # in a new thread, it is the first GPU
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream(priority=-1)  # at the usual priority, it may get what is left only
         with torch.cuda.stream(stream):
             x = torch.randn(4096, 4096, device="cuda")
             while not stop.is_set():
@@ -286,12 +319,10 @@ def run_parallel(case: Case, job_id: str, device_kind: str, seconds: float) -> N
     import torch
     import torch.distributed as dist
 
-    from gpu_exporter.training import StepTimer
-
     rank = int(os.environ["RANK"])
     slow = case.cause if rank == SLOW_RANK else ""
     cost = COST_SECONDS[device_kind]
-    width, count, size = SIZES[device_kind][case.size]
+    width, count, size = size_of(case, device_kind)
     layer = slow_layer(device_kind, cost * (slow == "forward"), cost * (slow == "backward"))
     make = tensor_layers if case.strategy == "tensor" else layers
     if case.strategy == "batchnorm":
@@ -299,7 +330,7 @@ def run_parallel(case: Case, job_id: str, device_kind: str, seconds: float) -> N
     model = wrapped(make(device_kind, count, layer, width), case.strategy, device_kind)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     batch = torch.randn(size, width, device=device_kind)
-    timer = StepTimer(job_id)
+    timer = timer_of(job_id)
     timer.watch(model)
 
     def load() -> Any:
@@ -353,17 +384,15 @@ def run_pipeline(case: Case, job_id: str, device_kind: str, seconds: float) -> N
     import torch
     import torch.distributed as dist
 
-    from gpu_exporter.training import StepTimer
-
     rank, size = dist.get_rank(), dist.get_world_size()
     is_long = case.cause == "uneven" and rank == SLOW_RANK
     cost = COST_SECONDS[device_kind] / 8 if device_kind == "cpu" and is_long else 0.0
-    width, count, samples = SIZES[device_kind][case.size]
+    width, count, samples = size_of(case, device_kind)
     slow = slow_layer(device_kind, cost, cost)
     model = layers(device_kind, count if is_long else count // 2, slow, width)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     batch = torch.randn(samples // 2, width, device=device_kind)
-    timer = StepTimer(job_id)
+    timer = timer_of(job_id)
     timer.watch(model)
 
     def micro_batches() -> list[tuple[Any, Any]]:
