@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
 from gpu_exporter.conditions.tree import duration
-from gpu_exporter.model.job_message import TRAINING, WAITING
+from gpu_exporter.model.job_message import ON_GPU, TRAINING, WAITING
 from gpu_exporter.model.metric import Metric
 
 WINDOW_SECONDS = 300
@@ -105,10 +105,12 @@ SELF_SHARE = rank_series(
 _WAITS = f'{PHASE.record}{{phase="{WAITING}"}}'
 BUSY = _job(
     "self_and_waiting:ratio",
-    "Self time and waiting of the ranks as a share of the step, median: clearly above 1 if the job is launch-bound",
+    "Self time and waiting of the ranks as a share of the step, median, if their GPUs measure them: clearly above 1 if"
+    " the job is launch-bound",
     _median(
         f"\n({SELF.record} + on ({RANK_KEY}) group_left () {_WAITS})\n"
         f"/ on ({RANK_KEY}) group_left () ({STEP.record} > 0)\n"
+        f'and on ({RANK_KEY}) {m.JOB_RANK_INFO}{{clock="{ON_GPU}"}}\n'
     ),
 )
 SELF_NEXT = _job(
@@ -126,13 +128,14 @@ SELF_ERROR = rank_series(
         f"/ ({WINDOW_SECONDS} * {_SELF_COUNT} - 1 > 0))"
     ),
 )
+_OF_FEW, _LEAST = f"{j.SHARE_OF_FEW} * {SELF_USUAL.record}", f"{j.LEAST_EXCESS} * {JOB_STEP.record}"
 SELF_SPREAD = _job(
     "self_spread:seconds",
-    "How far self times are above the usual one by chance, by their median absolute deviation; of four or more ranks",
-    f"{j.DEVIATIONS} * ({_DEVIATION} + {_SAME_JOB} {j.LEAST_SHARE} * {SELF_USUAL.record})\n"
-    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}",
+    "How far self times are above the usual one by chance: by their median absolute deviation, or by a share of it if"
+    f" there are fewer than {j.FEW_RANKS} ranks",
+    f"({j.DEVIATIONS} * ({_DEVIATION} + {_SAME_JOB} {j.LEAST_SHARE} * {SELF_USUAL.record})\n"
+    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS})\nor {_SAME_JOB}\n{_OF_FEW}",
 )
-_OF_FEW, _LEAST = f"{j.SHARE_OF_FEW} * {SELF_USUAL.record}", f"{j.LEAST_EXCESS} * {JOB_STEP.record}"
 _APART = f"{j.STANDS_OUT:g} * ({SELF_NEXT.record} - {_SAME_JOB} {_of_job('min', SELF.record)})"
 _STANDS_OUT = (
     f"{SELF_NEXT.record} - {SELF_USUAL.record} + {_SAME_JOB} ({_APART} >= {_SAME_JOB} {_LEAST} or {_SAME_JOB} {_LEAST})"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.signal import Read, Signal
-from gpu_exporter.model.job_message import ACTIVITIES, TRAINING
+from gpu_exporter.model.job_message import ACTIVITIES, TRAINING, WAITING
 
 PAUSES = tuple(activity for activity in ACTIVITIES if activity != TRAINING)
-# With fewer ranks, a median says little: the lowest is the usual one, and the others differ by chance by a share of it.
+# With fewer ranks, a median says little: the lowest is the usual one, and the others differ by chance by a share of it,
+# unless one stands out.
 FEW_RANKS, SHARE_OF_FEW = 4, 0.25
 # In a launch-bound job, self time is what the CPU needs, while the GPU waits for other ranks: together, they are longer
 # than a step. The last rank changes within seconds, so ranks differ by chance by the same share.
@@ -41,6 +42,14 @@ DATA = Signal(
     (Read(m.JOB_DATA.name, rate=True, most=1.0),),
     per_instance=True,
     plain="training loop in its data loader {} of the time",
+)
+WAITS = Signal(
+    "job_waiting",
+    "ratio",
+    "Share of time in which the training loop waits for other ranks",
+    (Read(m.JOB_PHASE.name, rate=True, any_of=("phase", (WAITING,)), most=1.0),),
+    per_instance=True,
+    plain="training loop waits for other ranks {} of the time",
 )
 # Computed of the ranks on one node by `diagnosis/training_loops.py`, as `alerting/training_jobs.py` records them of all
 # nodes. No rule records these.
@@ -117,4 +126,4 @@ ENDED_AGE = Signal(
 RANK = Signal("job_rank", "", "Number of a rank", (), plain="rank {} of its training job")
 RESTARTS = Signal("job_restarts", "", "Restarts of a rank", (), plain="restarts of this rank: {}")
 # In the order in which they are recorded.
-SIGNALS: tuple[Signal, ...] = (PAUSE, DATA)
+SIGNALS: tuple[Signal, ...] = (PAUSE, DATA, WAITS)

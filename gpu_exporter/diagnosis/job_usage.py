@@ -9,13 +9,13 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
-from gpu_exporter.model.job_message import WAITING
+from gpu_exporter.model.job_message import ON_GPU, WAITING
 from gpu_exporter.model.snapshot import Snapshot
 
 # How often what GPUs did for jobs is written.
 USAGE_SECONDS = 600.0
 _ACTIVITY, _RANK = m.JOB_ACTIVITY.name, m.JOB_RANK_INFO.name
-# The sums of a rank, and the fields of its usage that they add to. Of its phases, only waiting counts.
+# The sums of a rank, and the fields of its usage that they add to. Of its phases, only waiting of its GPU counts.
 _SUMS = {
     f"{m.JOB_STEP}_count": "steps",
     f"{m.JOB_STEP}_sum": "step_seconds",
@@ -116,11 +116,16 @@ def rank_samples(snapshot: Snapshot) -> Iterator[ScrapedSample]:
 def _by_place(samples: Iterable[ScrapedSample]) -> Mapping[_Place, _RankSums]:
     """Return the rank of a training loop on each device, and its sums. Of several ranks, the last one counts."""
     found: dict[_Place, _RankSums] = {}
+    on_gpu: set[_Place] = set()
     for name, labels, value in samples:
         who = labels.get("job_id", ""), labels.get("rank", "")
         place = (labels.get("UUID", ""), labels.get("GPU_I_ID", ""))
         if place not in found or found[place][0] != who:
             found[place] = (who, {})
+        if labels.get("clock") == ON_GPU:
+            on_gpu.add(place)
         if name != _RANK and labels.get("phase", WAITING) == WAITING:
             found[place][1][name, labels.get("activity", "")] = value
+    for place in found.keys() - on_gpu:
+        found[place][1].pop((m.JOB_PHASE.name, ""), None)
     return found

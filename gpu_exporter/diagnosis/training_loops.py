@@ -22,7 +22,7 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Leaf, Over
 from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, key_of, plausible
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.model.job_message import LONGEST_PHASE, STEP_BUCKETS, TRAINING, WAITING
+from gpu_exporter.model.job_message import LONGEST_PHASE, ON_GPU, STEP_BUCKETS, TRAINING, WAITING
 
 STRAGGLER, STALLED, RANK_ENDED = "GpuJobStraggler", "GpuJobStalled", "GpuJobRankEnded"
 # The window of the recorded rates.
@@ -45,16 +45,22 @@ _SELF_SQUARES: Sum = (m.JOB_SELF_SQUARES.name, "")
 _BUCKET = f"{m.JOB_STEP}_bucket"
 # Each bucket of the steps, and the longest step in it; above the last edge, that is unknown.
 _EDGES = (*(((_BUCKET, repr(edge)), edge) for edge in STEP_BUCKETS), ((_BUCKET, "+Inf"), STEP_BUCKETS[-1]))
-_PARTS = {m.JOB_PHASE.name: "phase", m.JOB_ACTIVITY.name: "activity", m.JOB_NOW[0].name: "activity", _BUCKET: "le"}
+_PARTS = {
+    m.JOB_PHASE.name: "phase",
+    m.JOB_ACTIVITY.name: "activity",
+    m.JOB_NOW[0].name: "activity",
+    _BUCKET: "le",
+    m.JOB_RANK_INFO.name: "clock",
+}
 _STEPPED, _ENDED = (m.JOB_STEPPED_AT.name, ""), (m.JOB_ENDED_AT.name, "")
 _RESTARTS, _LOADER = (m.JOB_RESTARTS.name, ""), (m.JOB_DATA.name, "")
 # What speed is counted in: the first that a loop counts.
 _AMOUNTS = tuple((metric.name, "") for metric in (m.JOB_TOKENS, m.JOB_SAMPLES, m.JOB_STEPS))
 _TRAINS = (m.JOB_ACTIVITY.name, TRAINING)
 _WAITS = (m.JOB_PHASE.name, WAITING)
+_TIMED_ON_GPU = (m.JOB_RANK_INFO.name, ON_GPU)
 _PAUSES = tuple((m.JOB_ACTIVITY.name, activity) for activity in j.PAUSES)
 FAMILIES = (
-    m.JOB_RANK_INFO.name,
     m.JOB_ENDED_AT.name,
     m.JOB_STEPPED_AT.name,
     m.JOB_RESTARTS.name,
@@ -230,8 +236,9 @@ def _pauses(rank: RankHistory) -> bool:
 class RankMeans(NamedTuple):
     """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
     unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other ranks (None if
-    unknown). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves`: the self times of both halves of
-    this time; None if it is long. `error` is the standard error of the mean `own`; 0 if it is unknown."""
+    unknown, as where the CPU measures). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves`: the self
+    times of both halves of this time; None if it is long. `error` is the standard error of the mean `own`; 0 if it is
+    unknown."""
 
     step: float
     own: float | None
@@ -382,17 +389,13 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
         return {}
     halves = _halves(ranks)
     excess = {key: value - usual for key, value in own.items()}
-    margin = j.SHARE_OF_FEW * usual
-    if len(own) >= j.FEW_RANKS:
-        deviation = j.DEVIATION_OF_MEDIANS * median([abs(each) for each in excess.values()])
-        by_chance = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
-        if is_launch_bound:
-            margin = max(margin, by_chance)
-        else:
-            margin = by_chance
-            alone = None if is_launch_bound is None or is_brief or halves is None else _outlier(own, step)
-            if alone is not None and all(_outlier(of_half, step) == alone for of_half in halves or ()):
-                margin = min(by_chance, _next_margin(excess.values(), step))
+    few = j.SHARE_OF_FEW * usual
+    deviation = j.DEVIATION_OF_MEDIANS * median([abs(each) for each in excess.values()])
+    by_chance = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual) if len(own) >= j.FEW_RANKS else few
+    margin = max(few, by_chance) if is_launch_bound else by_chance
+    alone = None if is_launch_bound is not False or halves is None else _outlier(own, step)
+    if alone is not None and all(_outlier(of_half, step) == alone for of_half in halves or ()):
+        margin = min(by_chance, _next_margin(excess.values(), step))
     for of_half in halves or ():
         usual_of_half = _usual(list(of_half.values())) or 0.0
         excess = {key: min(more, of_half[key] - usual_of_half) for key, more in excess.items()}
@@ -416,8 +419,8 @@ def _halves(ranks: Mapping[Key, RankMeans]) -> Sequence[Mapping[Key, float]] | N
 
 def _next_margin(values: Iterable[float], step: float) -> float:
     """Return the value above which the longest self time stands out from the others, by the next one."""
-    lowest, *_, second, _ = sorted(values)
-    return second + max(j.STANDS_OUT * (second - lowest), j.LEAST_EXCESS * step)
+    others = sorted(values)[:-1]
+    return others[-1] + max(j.STANDS_OUT * (others[-1] - others[0]), j.LEAST_EXCESS * step)
 
 
 def _outlier(own: Mapping[Key, float], step: float) -> Key | None:
@@ -465,7 +468,8 @@ def _differs(rank: RankMeans) -> bool:
 
 
 def _means(growth: Mapping[Sum, float], rank: RankHistory) -> RankMeans:
-    is_brief, waiting = growth[SECONDS] <= LEAST_SECONDS - PACE, growth.get(_WAITS)
+    is_brief = growth[SECONDS] <= LEAST_SECONDS - PACE
+    waiting = growth.get(_WAITS) if _TIMED_ON_GPU in rank.now else None
     enough = USUAL_STEPS if is_brief else ENOUGH
     known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
     return RankMeans(

@@ -49,6 +49,7 @@ class Message:
     uuid: str
     pod_uid: str
     dtype: str
+    clock: str
     activity: str
     elapsed: float
     since_step: float
@@ -76,6 +77,7 @@ class _Facts:
     uuid: str | None = None
     pod_uid: str | None = None
     dtype: str | None = None
+    clock: str | None = None
 
     def sums(self, kind: str) -> Mapping[str, Any]:
         """Return the values of a kind by key, without those that are missing."""
@@ -134,6 +136,7 @@ def decode(content: bytes) -> Message:
         message.uuid or "",
         message.pod_uid or "",
         message.dtype or "",
+        message.clock or "",
         message.activity,
         message.elapsed,
         message.since_step,
@@ -142,7 +145,7 @@ def decode(content: bytes) -> Message:
 
 
 def _check_identity(message: _Facts) -> None:
-    for name in ("job_id", "attempt", "uuid", "pod_uid", "dtype"):
+    for name in ("job_id", "attempt", "uuid", "pod_uid", "dtype", "clock"):
         text = getattr(message, name)
         if text is None and name not in ("job_id", "attempt"):
             continue

@@ -74,6 +74,7 @@ class RankSeries:
         facts = {
             "world_size": str(message.world_size),
             "dtype": message.dtype,
+            "clock": message.clock,
             "pod_uid": message.pod_uid,
             "verified": str(state.sender.verified).lower(),
         }

@@ -19,6 +19,8 @@ STEP_BUCKETS = (
 MOST_PHASES, LONGEST_PHASE = 32, 48
 # The phase in which a rank waits for others.
 WAITING = "waiting"
+# The clock of a rank whose times within a step come from CUDA events.
+ON_GPU = "gpu"
 # What a rank does at the moment. Only time in `training` is compared between ranks.
 TRAINING, EVALUATION, CHECKPOINT, COMPILE = ACTIVITIES = ("training", "evaluation", "checkpoint", "compile")
 
@@ -53,6 +55,7 @@ KEYS = {
     "uuid":       Key(FACT, "UUID of the GPU that the rank uses, as NVML prints it", may_miss=True),
     "pod_uid":    Key(FACT, "UID of the pod, if the launcher passed it on", may_miss=True),
     "dtype":      Key(FACT, "data type of the matrix products, for the peak that MFU refers to, such as bf16", may_miss=True),
+    "clock":      Key(FACT, "`gpu` if the times within a step are those of the GPU, not of the CPU", may_miss=True),
     "activity":   Key(FACT, "one of ACTIVITIES"),
     "elapsed":    Key(FACT, "time since the timer was created"),
     "since_step": Key(FACT, "time since the last step ended, or since the timer was created"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NOW = "gpu_job_activity"
 START, LAST_STEP = "gpu_job_start_timestamp_seconds", "gpu_job_last_step_timestamp_seconds"
 RANK = "gpu_job_rank_info"
-FACTS = ("world_size", "dtype", "pod_uid")
+FACTS = ("world_size", "dtype", "clock", "pod_uid")
 
 
 def render(message: Mapping[str, Any], now: float | None = None) -> str:
@@ -43,7 +43,7 @@ def _lines(message: Mapping[str, Any], labels: Mapping[str, str], now: float) ->
     yield from _head(NOW, "What a rank does now.", "gauge")
     for activity in ACTIVITIES:
         yield f"{NOW}{_braces({**labels, 'activity': activity})} {int(activity == message['activity'])}"
-    yield from _head(RANK, "World size, data type and pod of a rank.", "gauge")
+    yield from _head(RANK, "World size, data type, clock and pod of a rank.", "gauge")
     yield f"{RANK}{_braces({**labels, **{fact: str(message[fact]) for fact in FACTS if fact in message}})} 1"
     yield from _head(START, "When the process of the rank started.", "gauge")
     yield f"{START}{_braces(labels)} {now - message['elapsed']!r}"

@@ -266,7 +266,8 @@ class StepTimer:
         now = perf_counter()
         with self._lock:
             state = TimerState(now - self._created, now - self._step_ended, self._activity, now - self._activity_began)
-            return message(self.place, self._attempt, state, self.totals, uuid=self._uuid, dtype=self._dtype)
+            facts = {"uuid": self._uuid, "dtype": self._dtype}
+            return message(self.place, self._attempt, state, self.totals, **facts, on_gpu=self.recorder.on_gpu)
 
     def _begin_sending(self) -> None:
         """Start to send. The GPU is known only now, because the loop chooses it after it makes the timer."""

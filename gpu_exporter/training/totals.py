@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING, VERSION, WAITING
+from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, ON_GPU, STEP_BUCKETS, TRAINING, VERSION, WAITING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,7 +149,14 @@ class TimerState:
 
 
 def message(
-    place: JobPlace, attempt: str, state: TimerState, totals: StepTotals, *, uuid: str = "", dtype: str = ""
+    place: JobPlace,
+    attempt: str,
+    state: TimerState,
+    totals: StepTotals,
+    *,
+    uuid: str = "",
+    dtype: str = "",
+    on_gpu: bool = False,
 ) -> dict[str, Any]:
     """Return the message. An activity that is not over counts already; training counts when a step ends."""
     activities = dict(totals.activities)
@@ -159,6 +166,7 @@ def message(
         "uuid": uuid,
         "pod_uid": place.pod_uid,
         "dtype": dtype,
+        "clock": ON_GPU if on_gpu else "",
         "self": _histogram(totals.own) if totals.own.count else None,
         "self_squares": totals.own_squares,
         **totals.amounts,

@@ -117,8 +117,8 @@ def of_shares(name: str, own: Sequence[float], waiting: Sequence[float]) -> Loop
     return loop
 
 
-# Self times and waiting of four ranks, as shares of a step, and which of them are stragglers. The first three were
-# measured on four H100s.
+# Self times and waiting of the ranks of a job, as shares of a step, and which of them are stragglers. The first three
+# were measured on four H100s, those of two ranks on two H200s.
 MEASURED: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[int]]] = {
     "slower-gpu": ((0.911, 0.998, 0.905, 0.888), (0.099, 0.015, 0.105, 0.121), (1,)),
     "last-to-launch": ((0.871, 0.878, 0.978, 0.871), (0.84, 0.83, 0.1, 0.85), ()),
@@ -126,6 +126,10 @@ MEASURED: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[int]]] =
     "launch-bound-and-slow": ((0.62, 0.63, 0.64, 0.97), (0.85, 0.84, 0.83, 0.1), (3,)),
     "apart": ((0.80, 0.84, 0.88, 0.95), (0.18, 0.14, 0.1, 0.03), ()),
     "next-is-near": ((0.80, 0.80, 0.86, 0.90), (0.18, 0.18, 0.1, 0.06), ()),
+    "slower-gpu-of-two": ((0.850, 0.982), (0.150, 0.018), (1,)),
+    "alike-of-two": ((0.971, 0.985), (0.025, 0.012), ()),
+    "launch-bound-of-two": ((0.876, 0.930), (0.537, 0.248), ()),
+    "next-is-near-of-three": ((0.80, 0.86, 0.90), (0.18, 0.1, 0.06), ()),
 }
 
 

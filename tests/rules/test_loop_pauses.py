@@ -17,6 +17,7 @@ RULES = [ROOT / "alerts" / f"{name}.yaml" for name in ("recording", "distributed
 HOUR = 60.0
 EVALUATES = replace(m.JOB_ACTIVITY, labels=(("activity", "evaluation"),))
 SAVES = replace(m.JOB_ACTIVITY, labels=(("activity", "checkpoint"),))
+WAITS = replace(m.JOB_PHASE, labels=(("phase", "waiting"),))
 TELEMETRY = "GpuCollectiveStall|GpuStragglerStarved|GpuStragglerSlow"
 
 
@@ -37,19 +38,22 @@ SHOWN: Mapping[str, Sequence[Values]] = {
 
 
 def test_a_pause_excuses_what_gpus_show(tmp_path: Path) -> None:
-    """An evaluation or a checkpoint of rank 0 alone. A loop that trains is no excuse, nor is a rare pause."""
+    """An evaluation or a checkpoint of rank 0 alone. A loop that trains is no excuse, nor is a rare pause. A loop that
+    measures waiting knows its straggler."""
     stories: Mapping[str, Values] = {
         "silent": {},
         "trains": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.0)},
         "rarely": {EVALUATES: Ramp(0, 0.02), SAVES: Ramp(0, 0.0)},
         "evaluates": {EVALUATES: Ramp(0, 1.0), SAVES: Ramp(0, 0.0)},
         "saves": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.4)},
+        "measures": {WAITS: Ramp(0, 0.0)},
     }
     named = f'group by (workload, alertname) (ALERTS{{alertstate="firing", alertname=~"{TELEMETRY}"}})'
     cases = []
     for alert, ranks in SHOWN.items():
         gpus = [gpu for name, said in stories.items() for gpu in telemetry(name, ranks, said)]
         found = [({"workload": name, "alertname": alert}, 1.0) for name in ("silent", "trains", "rarely")]
+        found += [({"workload": "measures", "alertname": alert}, 1.0)] * (alert == "GpuCollectiveStall")
         cases.append(Case(alert, gpus, [Expect(named, found)]))
     check_together(tmp_path, cases, rules=RULES)
 

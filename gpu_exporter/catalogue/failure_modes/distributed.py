@@ -49,6 +49,7 @@ STARVED_GAP   = Limit("starvedGap", 0.12, "ratio", "how much lower the engine ac
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims", a.SM)
 LATE_GAP      = Limit("lateGap", 0.4, "ratio", "how much lower the engine activity of the last rank of a launch-bound job is than that of the others", a.TIME)
 SLOWER_GAP    = Limit("slowerGap", 0.07, "ratio", "how much higher the SM activity of a slow rank is for an hour than that of the other ranks", a.SM)
+TINY_KERNELS  = Limit("tinyKernels", 0.25, "ratio", "SM activity while kernels run, below which a rank of a distributed job has so little to compute that engine activity only tells which rank launches last", a.SM)
 STANDS_OUT    = Limit("standsOut", 0.5, "ratio", "how far the lowest of the other ranks may be below their mean, as a share of how far a slow rank is above it", a.PEERS)
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ", a.PEERS)
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires", a.PEERS)
@@ -85,6 +86,8 @@ OTHER_TRAFFIC = Or(
 )
 # The loop knows better than counters: while a rank evaluates or saves a checkpoint, the others wait for it on purpose.
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
+# If it measures waiting, it knows which rank the others wait for: GpuJobStraggler.
+LOOP_KNOWS = Or(LOOP_PAUSES, Compare(mean(job_signals.WAITS), ">=", 0.0), name="loop_knows")
 STALLS = Unless(c.HANGS, LOOP_PAUSES, name="stalls")
 HAS_VICTIMS = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
 # Where kernels do not fill a GPU while they run, the job may be launch-bound; then a small difference only shows which
@@ -96,7 +99,11 @@ STARVED = And(
 )
 # The means of a job that hangs still have the work of the minutes before.
 HAS_STOPPED = And(Compare(c.NVLINK, ">=", c.TALKING), Compare(Over(s.NVLINK), "<", c.TALKING), name="has_stopped")
-LAUNCH_ORDER = And(Compare(Calc(c.SM, "/", c.GR), "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP))
+# The smaller the kernels, the more the last rank idles: its GPU runs them in no time, while the others wait.
+_KERNEL_SM = Calc(c.SM, "/", c.GR)
+LAUNCH_ORDER = Or(
+    And(Compare(_KERNEL_SM, "<", c.BUSY_SM), Compare(_IDLER, "<", LATE_GAP)), Compare(_KERNEL_SM, "<", TINY_KERNELS)
+)
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
 _LONG_SM, _LONG_GR = Over(s.SM_ACTIVE, Fn.MEAN, HOUR), Over(s.GR_ACTIVE, Fn.MEAN, HOUR)
@@ -112,7 +119,7 @@ SLOWER = And(
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", c.ALL_RANKS), name="all_launch")
 STARVED_STRAGGLER = Unless(
-    Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH, LAUNCH_ORDER, HAS_STOPPED)), LOOP_PAUSES, name="starved_straggler"
+    Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH, LAUNCH_ORDER, HAS_STOPPED)), LOOP_KNOWS, name="starved_straggler"
 )
 SLOW_STRAGGLER = Unless(
     Unless(
@@ -122,7 +129,7 @@ SLOW_STRAGGLER = Unless(
         ),
         OTHER_TRAFFIC,
     ),
-    LOOP_PAUSES,
+    LOOP_KNOWS,
     name="slow_straggler",
 )
 _NVLINK_SHARE = Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS))
@@ -246,8 +253,9 @@ MODES = (
         wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action; it is not "
         "reported if a [step timer](../training.md) in its loop marks the checkpoint. A rank is not reported while its job moves "
         "nothing over NVLink, so one that stops its job for most of the time, a minute or longer at once, may be missed. Where kernels do not fill the GPUs, a "
-        "job may be launch-bound, so that the idlest rank only launches last; a smaller straggler is then found by its step "
-        "timer alone. Pipeline "
+        "job may be launch-bound, so that the idlest rank only launches last; a smaller straggler, or any if kernels are tiny, is "
+        "then found by its step timer alone. If the loops of all ranks have a step timer, GpuJobStraggler replaces this alert. "
+        "Pipeline "
         "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
         "directions may still be reported.",
     ),

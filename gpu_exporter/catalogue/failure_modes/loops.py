@@ -28,7 +28,7 @@ from gpu_exporter.catalogue.failure_modes.mode import (
 )
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
 from gpu_exporter.conditions.tree import And, Compare, Limit, Or, Over, Unless
-from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
+from gpu_exporter.model.job_message import ACTIVITIES, ON_GPU, STEP_BUCKETS, TRAINING
 from gpu_exporter.model.verdict import Action
 
 # Steps of half a second, four fifths of which are self time, and most of that is the backward pass.
@@ -45,7 +45,7 @@ class TrainingLoop(Mapping[str, "float | Ramp"]):
 
     The last rank has `own` times the usual self time. `trains` is the share of time in training; the rest is in
     evaluations. `speed` is that of the steps. `since`: the time of the last step, if there are no steps any more.
-    `ends`: the last rank has ended.
+    `ends`: the last rank has ended. `clock`: what measures times within a step; nothing says that it is the CPU.
     A server, which injects nothing, does not need the series; they are made when they are read first.
     """
 
@@ -56,6 +56,7 @@ class TrainingLoop(Mapping[str, "float | Ramp"]):
     speed: float = 1.0
     since: float | None = None
     ends: bool = False
+    clock: str = ON_GPU
 
     @cached_property
     def series(self) -> Mapping[str, float | Ramp]:
@@ -78,7 +79,8 @@ class TrainingLoop(Mapping[str, "float | Ramp"]):
             series[_key(m.JOB_STEPPED_AT.name, "", labels)] = Ramp(0.0, 1.0) if self.since is None else self.since
             series[_key(m.JOB_STARTED_AT.name, "", labels)] = -PAST
             series[_key(m.JOB_PEAK.name, "", labels)] = PEAK
-            series[_key(m.JOB_RANK_INFO.name, f'world_size="{self.ranks}"', labels)] = 1.0
+            facts = f'world_size="{self.ranks}",clock="{self.clock}"'
+            series[_key(m.JOB_RANK_INFO.name, facts, labels)] = 1.0
         return series
 
     def __getitem__(self, key: str) -> float | Ramp:
@@ -248,16 +250,17 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         "fires if the excess of this rank is more than each of these:\n\n"
         f"- {100 * LEAST_EXCESS:g} % of a step\n"
         f"- how far ranks differ by chance: `{job_signals.DEVIATIONS} * ({job_signals.DEVIATION_OF_MEDIANS} * MAD + "
-        f"{job_signals.LEAST_SHARE} * median)`, with the median and the median absolute deviation (MAD) of the self times. Where "
-        "the GPU measures self times, it is enough that the rank is above the next one by 5 % of a step, and by "
-        f"{job_signals.STANDS_OUT:g} times as much as the other ranks differ. In a launch-bound job, where self time and waiting "
+        f"{job_signals.LEAST_SHARE} * median)`, with the median and the median absolute deviation (MAD) of the self times. With "
+        f"two or three ranks, the lowest self time replaces the median, and it is {100 * job_signals.SHARE_OF_FEW:g} % of that. "
+        f"Where GPUs measure self times, it is enough that the rank is above the next one by {100 * job_signals.LEAST_EXCESS:g} % "
+        f"of a step, and by {job_signals.STANDS_OUT:g} times as much as the other ranks differ. In a launch-bound job, where self "
+        "time and waiting "
         f"together exceed {job_signals.LAUNCH_BOUND:g} steps (`job:self_and_waiting:ratio`), it is at least "
         f"{100 * job_signals.SHARE_OF_FEW:g} % of the median, because one of its ranks is always the last\n"
         f"- {job_signals.STANDARD_ERRORS} standard errors of its self time: where steps differ much, as with sequences of "
         "different lengths, a mean says less\n"
         "- what pauses explain: evaluations, checkpoints and compilations that only some ranks do\n\n"
-        "With two or three ranks, the lowest self time replaces the median, and the second limit is "
-        f"{100 * job_signals.SHARE_OF_FEW:g} % of it. Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "
+        "Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "
         "GpuStragglerLaunchBound find stragglers by the counters of the GPUs.",
         impact="Every step takes as long as this rank needs; the other GPUs wait for the difference.",
         diagnosis=(

@@ -207,7 +207,7 @@ def loop(taken: Snapshot, steps: float, job: str = "llm") -> Snapshot:
     """Return a snapshot with the sums of a rank of a training loop on GPU 0."""
     gpu, who = Gpu(0, "GPU-0"), (("job_id", job), ("rank", "0"))
     rows: Sequence[Sample] = (
-        Sample(Series(m.JOB_RANK_INFO, gpu, who), 1.0),
+        Sample(Series(m.JOB_RANK_INFO, gpu, (*who, ("clock", "gpu"))), 1.0),
         Sample(Series(m.JOB_STEP, gpu, who, "_count"), steps),
         Sample(Series(m.JOB_STEP, gpu, who, "_sum"), steps * 2),
         Sample(Series(m.JOB_ACTIVITY, gpu, (*who, ("activity", "training"))), steps * 2),

@@ -17,8 +17,11 @@ SECONDS = 20
 STRAGGLERS = {"GpuCollectiveStall", "GpuStragglerStarved", "GpuStragglerSlow"}
 
 
-def scraped(ranks: Sequence[Values], second: int, evaluates: float | None) -> Iterator[ScrapedSample]:
-    """Yield the samples of a job at a second; the loop of its first rank evaluates for a share of the time."""
+def scraped(
+    ranks: Sequence[Values], second: int, evaluates: float | None, waits: float | None = None
+) -> Iterator[ScrapedSample]:
+    """Yield the samples of a job at a second. The loop of its first rank evaluates, and waits for another rank, for
+    shares of the time, if it says so."""
     for gpu, values in enumerate(ranks):
         labels = {"gpu": str(gpu), "UUID": f"GPU-{gpu}", "modelName": "NVIDIA H200", "Hostname": "node"}
         for row, value in {**profiles.HEALTHY, **values}.items():
@@ -28,6 +31,8 @@ def scraped(ranks: Sequence[Values], second: int, evaluates: float | None) -> It
             share = 0.0 if gpu else evaluates
             for activity, total in (("training", (1 - share) * second), ("evaluation", share * second)):
                 yield ScrapedSample(m.JOB_ACTIVITY.name, {**labels, "activity": activity}, total)
+        if waits is not None and not gpu:
+            yield ScrapedSample(m.JOB_PHASE.name, {**labels, "phase": "waiting"}, waits * second)
 
 
 CASES: Mapping[str, Sequence[Values]] = {
@@ -45,3 +50,13 @@ def test_a_pause_excuses_what_gpus_show(mode: str, evaluates: float | None, excu
     found = {match.mode.name for gpu in diagnose(seen(scrapes, {}, job="job")) for match in gpu.matches}
 
     assert found & STRAGGLERS == (set() if excused else {mode})
+
+
+@pytest.mark.parametrize("mode", CASES)
+def test_a_loop_that_measures_waiting_knows_its_straggler(mode: str) -> None:
+    """GpuJobStraggler then says whether there is one. That the job hangs is true in any case."""
+    scrapes = [Scrape(1000.0 + second, list(scraped(CASES[mode], second, None, 0.0))) for second in range(SECONDS)]
+
+    found = {match.mode.name for gpu in diagnose(seen(scrapes, {}, job="job")) for match in gpu.matches}
+
+    assert found & STRAGGLERS == {mode} & {"GpuCollectiveStall"}

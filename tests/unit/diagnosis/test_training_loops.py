@@ -89,7 +89,8 @@ STRAGGLERS: Mapping[str, tuple[Callable[[], Loop], set[str]]] = {
     "even": (even, set()),
     "cheap": (lambda: scaled(TrainingLoop("job", own=1.5), "self_seconds_sum", 0.1), set()),
     "of two": (lambda: TrainingLoop("job", own=1.4, ranks=2), {"1"}),
-    "alike": (lambda: TrainingLoop("job", own=1.15, ranks=3), set()),
+    "one of three": (lambda: TrainingLoop("job", own=1.15, ranks=3), {"2"}),
+    "alike, as CPUs measure": (lambda: TrainingLoop("job", own=1.15, ranks=3, clock=""), set()),
     "alone": (lambda: TrainingLoop("job", own=2, ranks=1), set()),
     "an evaluation of rank 0": (evaluates_on_rank_0, set()),
 }

@@ -15,7 +15,7 @@ from tests.support.job_sender import encoded, message
 
 
 def test_a_message_has_all_sums() -> None:
-    decoded = decode(encoded(message(uuid="GPU-1", dtype="bf16", pod_uid="p")))
+    decoded = decode(encoded(message(uuid="GPU-1", dtype="bf16", pod_uid="p", clock="gpu")))
     assert (decoded.job_id, decoded.rank, decoded.world_size, decoded.uuid) == ("llm-7b", 0, 2, "GPU-1")
     assert (decoded.dtype, decoded.pod_uid, decoded.since_step) == ("bf16", "p", 0.5)
     assert decoded.sums["steps", ""] == 3
@@ -26,7 +26,7 @@ def test_a_message_has_all_sums() -> None:
 
 def test_every_key_of_the_contract_is_read() -> None:
     """The message of the tests, with the optional keys, has the keys that both sides agreed on."""
-    assert set(message(uuid="GPU-1", dtype="bf16", pod_uid="p")) == set(KEYS)
+    assert set(message(uuid="GPU-1", dtype="bf16", pod_uid="p", clock="gpu")) == set(KEYS)
 
 
 def test_optional_keys_may_be_absent() -> None:
