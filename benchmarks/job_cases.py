@@ -315,7 +315,9 @@ class Results:
 
 def planned(options: argparse.Namespace, device_kind: str) -> list[str]:
     """Return the names of the runs, in their order."""
-    every = [case.name for case in CASES if possible(case, device_kind)]
+    # A part of a GPU does not become slower for other work of its rank.
+    shared = bool(shares_gpu(0, options.ranks, device_kind))
+    every = [case.name for case in CASES if possible(case, device_kind) and not (shared and case.cause == "gpu")]
     first = [name for name in FIRST if possible(BY_NAME[name], device_kind)]
     names = {"all": every, "first": first, "none": []}.get(options.cases, options.cases.split(","))
     repeated = [case.name for case in REPEATED if possible(case, device_kind)]

@@ -103,15 +103,17 @@ SELF_SHARE = rank_series(
     f"{SELF_EXCESS.record} / on ({JOB_KEY}) group_left () {JOB_STEP.record}",
 )
 _WAITS = f'{PHASE.record}{{phase="{WAITING}"}}'
+RANK_BUSY = rank_series(
+    "self_and_waiting:ratio",
+    "Self time and waiting of a rank as a share of the step, if its GPU measures them",
+    f"({SELF.record} + on ({RANK_KEY}) group_left () {_WAITS})\n"
+    f"/ on ({RANK_KEY}) group_left () ({STEP.record} > 0)\n"
+    f'and on ({RANK_KEY}) {m.JOB_RANK_INFO}{{clock="{ON_GPU}"}}',
+)
 BUSY = _job(
     "self_and_waiting:ratio",
-    "Self time and waiting of the ranks as a share of the step, median, if their GPUs measure them: clearly above 1 if"
-    " the job is launch-bound",
-    _median(
-        f"\n({SELF.record} + on ({RANK_KEY}) group_left () {_WAITS})\n"
-        f"/ on ({RANK_KEY}) group_left () ({STEP.record} > 0)\n"
-        f'and on ({RANK_KEY}) {m.JOB_RANK_INFO}{{clock="{ON_GPU}"}}\n'
-    ),
+    "Self time and waiting of the ranks as a share of the step, median: clearly above 1 if the job is launch-bound",
+    _median(RANK_BUSY.record),
 )
 SELF_NEXT = _job(
     "self_next:seconds",
@@ -273,6 +275,7 @@ JOBS = (
     SELF_USUAL,
     SELF_EXCESS,
     SELF_SHARE,
+    RANK_BUSY,
     BUSY,
     SELF_NEXT,
     SELF_ERROR,

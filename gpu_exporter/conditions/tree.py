@@ -82,6 +82,7 @@ READ_ONCE = frozenset(
         "gpu:fb_used:max5m",
         "gpu:gr_active:mean1h",
         "gpu:job_data:mean5m",
+        "gpu:job_waiting:mean5m",
         "gpu:launches:others_ratio",
         "gpu:launches_gr_active:others_mean5m",
         "gpu:nic_retransmits:mean5m",

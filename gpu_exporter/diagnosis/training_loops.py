@@ -385,8 +385,8 @@ def self_times(ranks: Mapping[Key, RankMeans]) -> dict[Key, SelfTime]:
     if usual is None or step <= 0:
         return {}
     is_brief, is_launch_bound = any(rank.is_brief for rank in ranks.values()), _is_launch_bound(ranks.values())
-    if is_brief and is_launch_bound:
-        return {}
+    if is_brief and (is_launch_bound or len(own) < len(ranks)):
+        return {}  # those that are known first would be compared with each other
     halves = _halves(ranks)
     excess = {key: value - usual for key, value in own.items()}
     few = j.SHARE_OF_FEW * usual

@@ -157,6 +157,14 @@ def test_a_launch_bound_job_is_judged_over_a_whole_window() -> None:
     assert found([Stretch(22 / 60, loop)]) == {str(slow): {"GpuJobStraggler"}}
 
 
+def test_ranks_are_compared_once_all_of_them_are_known() -> None:
+    """The stages of a pipeline differ, and self times are measured in some steps only: of two ranks, in ten by now."""
+    loop = of_shares("job", (0.16, 0.23, 0.29, 0.16), (0.8, 0.7, 0.7, 0.8))
+    for rank in (0, 2):
+        loop = scaled(loop, rf'self_seconds.*rank="{rank}"', 0.5)
+    assert found([Stretch(8 / 60, loop)]) == {}
+
+
 @pytest.mark.parametrize(("seconds", "slow"), [(8, set()), (70, {"3"})])
 def test_a_straggler_whose_self_time_is_measured_in_one_of_eight_steps(seconds: float, slow: set[str]) -> None:
     usual = scaled(TrainingLoop("job"), "self_seconds", 1 / 8)
