@@ -156,7 +156,8 @@ def _straggler(
     if found is None:
         return None
     slow = next(rank for rank in ranks if rank.rank == found.rank)
-    return replace(found, frames=longer(slow, [rank for rank in ranks if rank is not slow])[1])
+    others = [rank for rank in ranks if rank is not slow]
+    return replace(found, frames=longer(slow, others, of_host=found.kind == "host")[1])
 
 
 def dropped_events(summaries: Sequence[RankSummary]) -> Counter[str]:
