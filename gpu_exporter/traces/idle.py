@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.traces.frames import is_synchronising, is_wait_of_library, waiting_code
+from gpu_exporter.traces.frames import cause_of_long_call, is_synchronising, is_wait_of_library, waiting_code
 from gpu_exporter.traces.intervals import Intervals, covered, gaps, length, union
 from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace, distinct
@@ -367,7 +367,10 @@ def _cause(stacks: Stacks, stack: int, otherwise: TraceCause) -> TraceCause:
         return named
     if not stack and otherwise is TraceCause.PYTHON:
         return TraceCause.UNKNOWN
-    return TraceCause.SYNCHRONISATION if is_synchronising(stacks.name(stack)) else otherwise
+    if is_synchronising(stacks.name(stack)):
+        return TraceCause.SYNCHRONISATION
+    of_call = cause_of_long_call(stacks.name(stack)) if otherwise is TraceCause.PYTHON else None
+    return of_call or otherwise
 
 
 def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]:
