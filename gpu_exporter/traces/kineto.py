@@ -28,11 +28,15 @@ def read(content: Content) -> Trace:
     Raises OSError, and GpuExporterError if the file contains no events.
     """
     chunks, decoder, columns = Chunks(content), Decoder(), TraceColumns()
+    decoded, chunk = 0, b""
     collecting = gc.isenabled()
     gc.disable()  # the events of a chunk contain no cycles, and there are many
     try:
         for chunk, is_last in chunks:
-            columns.add(decoder.decode(chunk, is_last))
+            events = decoder.decode(chunk, is_last)
+            decoded += len(events)
+            columns.add(events)
+            del events
             if decoder.tail and len(decoder.tail) > MOST_TAIL_BYTES:
                 break
     finally:
@@ -46,6 +50,9 @@ def read(content: Content) -> Trace:
             "a trace that JAX wrote for trace viewers, which lacks the launches of kernels: use the .xplane.pb file"
             " that is beside it"
         )
+    is_whole = not content.damage and chunk.rstrip().endswith((b"]", b"}")) and chunk.strip(b" \t\r\n]}")
+    if not columns.names and (is_whole if not decoded else not sum(columns.dropped.values())):
+        raise GpuExporterError("no event in this JSON is one of the PyTorch profiler: this is no trace of it")
     return _trace(chunks.header, decoder, columns, +dropped)
 
 

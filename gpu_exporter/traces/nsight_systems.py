@@ -28,6 +28,7 @@ from gpu_exporter.traces.model import (
     DeviceProperties,
     HostEvents,
     HostKind,
+    Recorder,
     Trace,
 )
 
@@ -119,6 +120,7 @@ class _Export:
             devices=self._properties(),
             dropped=+self._dropped,
             base=self._begin(),
+            recorder=Recorder.NSIGHT_SYSTEMS,
         )
 
     def _tables(self) -> Sequence[str]:

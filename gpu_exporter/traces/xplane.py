@@ -27,6 +27,7 @@ from gpu_exporter.traces.model import (
     DeviceProperties,
     HostEvents,
     HostKind,
+    Recorder,
     Trace,
     contained,
     distinct,
@@ -205,6 +206,7 @@ class _Profile:
             devices=self._devices,
             dropped=+self._dropped,
             base=base if 0 <= base < MOST_NS else 0,
+            recorder=Recorder.JAX,
         )
 
     def _name(self, text: str) -> int:

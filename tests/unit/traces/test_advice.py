@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_exporter.traces.advice import merged
 from gpu_exporter.traces.analysis import analyze
+from gpu_exporter.traces.model import Recorder
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import Advice
 from tests.support.simulated_jobs import Job
@@ -264,6 +266,44 @@ WAITS: dict[str, tuple[SyntheticTrace, str, str]] = {
         _waits(("autograd::engine::evaluate_function: AccumulateGrad", "cpu_op"), call="cudaEventSynchronize"), "", ""
     ),
 }  # fmt: skip
+
+
+RECORDED: dict[str, tuple[SyntheticTrace, dict[Recorder, str]]] = {
+    "launches": (
+        _idle("main"),
+        {
+            Recorder.PYTORCH: "torch.compile(mode=",
+            Recorder.JAX: "compile the whole step with one jax.jit",
+            Recorder.NSIGHT_SYSTEMS: "cudaStreamBeginCapture",
+        },
+    ),
+    "launches of PyTorch": (_idle("aten::mm"), {Recorder.NSIGHT_SYSTEMS: "torch.compile(mode="}),
+    "synchronise": (
+        _waits(("main", "user_annotation"), call="cudaDeviceSynchronize"),
+        {
+            Recorder.PYTORCH: "2 x torch.cuda.synchronize() per step: leave it out",
+            Recorder.NSIGHT_SYSTEMS: "2 x cudaDeviceSynchronize per step: keep values on the GPU, read them rarely",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_advice_is_for_what_the_program_is_written_with(tmp_path: Path, case: str) -> None:
+    trace, expected = RECORDED[case]
+    known = read(trace.write(tmp_path / "trace.json"))
+    for recorder, words in expected.items():
+        (found,) = analyze([replace(known, recorder=recorder)]).verdict.advice
+        assert words in found.text
+        assert ("torch" in found.text) == ("torch" in words)
+
+
+def test_a_late_start_on_the_same_stream_is_no_dependency_on_another(tmp_path: Path) -> None:
+    for stream, words in ((7, "began late although nothing else ran"), (9, "put independent work on a stream of its")):
+        trace = SyntheticTrace()
+        trace.device(0, 100, launched=-40)
+        trace.device(150, 100, launched=-20, stream=stream)
+        assert words in _advice(tmp_path, trace)["dependency"].text
 
 
 @pytest.mark.parametrize("case", WAITS)

@@ -442,6 +442,15 @@ def test_advice_on_kernels_states_its_saving(tmp_path: Path) -> None:
     assert set(savings) == {"fusion", "tensor_cores"}
 
 
+def test_launches_without_gpu_events_were_not_recorded(tmp_path: Path) -> None:
+    """Advice to record the GPU, too, would be wrong: the job did."""
+    trace = SyntheticTrace()
+    trace.launch(0)
+    trace.launch(10)
+    with pytest.raises(GpuExporterError, match=r"0\.json: no GPU events, although the host launched 2 kernels"):
+        _analyzed(tmp_path, trace)
+
+
 @pytest.mark.parametrize("category", ["cpu_op", "mtia_ccp_events"])
 def test_without_gpu_events_there_is_one_clear_error(tmp_path: Path, category: str) -> None:
     trace = SyntheticTrace()

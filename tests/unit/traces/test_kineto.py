@@ -483,6 +483,8 @@ def test_memory_events_are_read(tmp_path: Path) -> None:
         (b'{"traceEvents": []}', "contains no events"),
         (b"[]", "contains no events"),
         (b'{"nodes": [{"name": "a"}]}', "no list of traceEvents"),
+        (b'[{"id": 1, "timestamps": []}, {"id": 2, "timestamps": []}]', "no event in this JSON is one of the PyTorch"),
+        (b'[{"ph": "X", "name": "[MEMCPY] HtoD", "ts": 1, "dur": 2}]', "no event in this JSON is one of the PyTorch"),
     ],
 )
 def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:
