@@ -140,7 +140,7 @@ class TraceColumns:
         kinds = codes[rows] - _HOST_BASE
         correlation = np.full(len(rows), UNKNOWN, dtype=np.int64)
         calls = np.flatnonzero(kinds == HostKind.RUNTIME)
-        correlation[calls] = integers([(events[row].args or _NO_ARGS).correlation for row in rows[calls]])
+        correlation[calls] = integers([_correlation(events[row].args or _NO_ARGS) for row in rows[calls]])
         threads = self._thread_rows(map(events.__getitem__, rows.tolist()))
         self.host.append(HostEvents(start[rows], end[rows], names[rows], threads, kinds, correlation))
         operators = np.flatnonzero(kinds == HostKind.OPERATOR)
@@ -200,7 +200,7 @@ class TraceColumns:
             np.clip(integers(devices), UNKNOWN, 32767).astype(np.int16),
             integers(streams),
             codes[rows],
-            integers([of.correlation for of in args]),
+            integers([_correlation(of) for of in args]),
             integers([of.bytes for of in args]),
             np.clip(integers([_blocks(of.grid) for of in args]), UNKNOWN, 2**31 - 1).astype(np.int32),
         )
@@ -280,6 +280,11 @@ def _nanoseconds(microseconds: Column) -> Column:
     """Return times as nanoseconds. The product of a float would lose digits of times since 1970."""
     whole = np.floor(microseconds)
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
+
+
+def _correlation(args: Args) -> Any:
+    """Return the number that a launch and what it launched have in common."""
+    return args.external if args.correlation == UNKNOWN else args.correlation
 
 
 def _blocks(grid: Any) -> int:
