@@ -120,6 +120,11 @@ def is_synchronising(name: str) -> bool:
     return bool(SYNCHRONISING_CALL.search(name))
 
 
+def is_allocation(name: str) -> bool:
+    """Return whether a runtime call allocates or frees memory: it waits for the GPU only sometimes."""
+    return bool(_ALLOCATION.search(name))
+
+
 def cause_of_long_call(name: str) -> TraceCause | None:
     """Return why a host is long in a call, or in a function of a library, that is short otherwise; None if it is not.
 

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.traces.frames import cause_of_long_call, is_synchronising, is_wait_of_library, waiting_code
+from gpu_exporter.traces.frames import (
+    cause_of_long_call,
+    is_allocation,
+    is_synchronising,
+    is_wait_of_library,
+    waiting_code,
+)
 from gpu_exporter.traces.intervals import Intervals, covered, gaps, length, union
 from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace, distinct
@@ -68,6 +74,11 @@ def causing(trace: Trace, thread: int, launched: Column, launches: Column, busy:
     """
     host = trace.host_events
     rows = synchronisations(trace, thread)
+    # Allocations wait only while the GPU works.
+    rows = rows[
+        ~_allocate(trace, rows)
+        | (2 * covered(busy, host.start[rows], host.end[rows]) > host.end[rows] - host.start[rows])
+    ]
     ends = host.end[rows]
     dry = covered(busy, ends, ends + CLOCK_NS) < CLOCK_NS
     rows, ends = rows[dry], ends[dry]
@@ -77,6 +88,14 @@ def causing(trace: Trace, thread: int, launched: Column, launches: Column, busy:
     of_thread = np.sort(host.start[launches[host.thread[launches] == thread]])
     since = np.searchsorted(of_thread, launched) - np.searchsorted(of_thread, ends[last])
     return np.where((last >= 0) & (since < LAUNCHES_AFTER_WAIT), rows[last], UNKNOWN)
+
+
+def _allocate(trace: Trace, rows: Column) -> Column:
+    """Return which of these host events allocate or free memory."""
+    found: Column = np.isin(
+        trace.host_events.name[rows], [row for row, name in enumerate(trace.names) if is_allocation(name)]
+    )
+    return found
 
 
 US = 1_000
@@ -246,6 +265,7 @@ def user_waits(
         return None
     threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
     rows = np.concatenate([synchronisations(trace, thread) for thread in threads.tolist()]).astype(np.int64)
+    rows = rows[~_allocate(trace, rows)]
     numbers, counts = np.unique(stacks.of_event[rows], return_counts=True)
     same = [
         (count, stack)

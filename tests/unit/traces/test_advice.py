@@ -268,6 +268,13 @@ WAITS: dict[str, tuple[SyntheticTrace, str, str]] = {
 }  # fmt: skip
 
 
+def test_allocations_beside_a_wait_are_not_that_wait(tmp_path: Path) -> None:
+    trace = _waits(("train.py(35): log", "python_function"))
+    for number in range(60):
+        trace.host("cudaMalloc", 521 + number, 0.5, "cuda_runtime")
+    assert "2 x cudaStreamSynchronize per step" in _advice(tmp_path, trace)["synchronisation"].text
+
+
 RECORDED: dict[str, tuple[SyntheticTrace, dict[Recorder, str]]] = {
     "launches": (
         _idle("main"),

@@ -151,6 +151,11 @@ CASES: dict[str, tuple[SyntheticTrace, Causes]] = {
         {"synchronisation": 500},
     ),
     "a wait that ended while the GPU had work": (_gap(500, 595, host=_sync((10, 70))), {"launch_overhead": 500}),
+    # Allocations wait only if the GPU works meanwhile.
+    "an allocation while the GPU is idle": (
+        _gap(500, 595, host=_sync((110, 120), name="cuMemAlloc")), {"allocation": 10, "launch_overhead": 490}
+    ),
+    "an allocation that waits": (_gap(500, 595, host=_sync((10, 102), name="cudaFree")), {"allocation": 500}),
     "a wait during the gap": (
         _gap(500, 595, host=_sync((200, 400))), {"launch_overhead": 0, "synchronisation": 500}
     ),
