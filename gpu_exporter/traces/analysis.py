@@ -32,7 +32,7 @@ from gpu_exporter.traces.idle import (
 )
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
-from gpu_exporter.traces.model import TRUNCATED, DeviceKind, HostKind, Recorder, Trace
+from gpu_exporter.traces.model import TRUNCATED, DeviceKind, HostKind, Trace, TraceRecorder
 from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
 from gpu_exporter.traces.rank_files import rank_numbers
 from gpu_exporter.traces.result import (
@@ -186,7 +186,7 @@ def dropped_events(summaries: Sequence[RankSummary]) -> Counter[str]:
 def no_gpu_events(summaries: Sequence[RankSummary]) -> str:
     """Return why there is nothing to analyse, and what to do."""
     files = summaries[0].file if len(summaries) == 1 else f"{len(summaries)} files"
-    if summaries[0].recorder is Recorder.NSIGHT_SYSTEMS:
+    if summaries[0].recorder is TraceRecorder.NSIGHT_SYSTEMS:
         fix = "record with `nsys profile --trace=cuda,nvtx,osrt` while kernels run"
     else:
         fix = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"

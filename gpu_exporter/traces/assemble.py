@@ -20,9 +20,9 @@ from gpu_exporter.traces.model import (
     HostKind,
     MemoryEvents,
     Messages,
-    Recorder,
     Shapes,
     Trace,
+    TraceRecorder,
     TraceStep,
     contained,
     distinct,
@@ -55,7 +55,7 @@ def assemble(
     dropped: Mapping[str, int] | None = None,
     repaired: int = 0,
     base: int = 0,
-    recorder: Recorder = Recorder.PYTORCH,
+    recorder: TraceRecorder = TraceRecorder.PYTORCH,
 ) -> Trace:
     """Return the trace of these parts, without a path. `base` is added to all times, ns.
 

@@ -25,7 +25,7 @@ UNKNOWN = -1
 TRUNCATED = "cut off at the end of the file"
 
 
-class Recorder(Enum):
+class TraceRecorder(Enum):
     """What recorded a trace."""
 
     PYTORCH = "the PyTorch profiler"
@@ -236,7 +236,7 @@ class Trace:
     out_of_memory: MemoryEvents = field(default_factory=MemoryEvents.empty)  # allocations that failed
     shapes: Shapes = field(default_factory=Shapes.empty)
     messages: Messages = field(default_factory=Messages.empty)  # by start
-    recorder: Recorder = Recorder.PYTORCH
+    recorder: TraceRecorder = TraceRecorder.PYTORCH
 
     @property
     def dropped_events(self) -> int:

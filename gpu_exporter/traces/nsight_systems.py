@@ -28,8 +28,8 @@ from gpu_exporter.traces.model import (
     DeviceProperties,
     HostEvents,
     HostKind,
-    Recorder,
     Trace,
+    TraceRecorder,
 )
 
 # `globalTid` has the process above this bit, and the thread below.
@@ -120,7 +120,7 @@ class _Export:
             devices=self._properties(),
             dropped=+self._dropped,
             base=self._begin(),
-            recorder=Recorder.NSIGHT_SYSTEMS,
+            recorder=TraceRecorder.NSIGHT_SYSTEMS,
         )
 
     def _tables(self) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from gpu_exporter.traces.model import Recorder, Trace
+from gpu_exporter.traces.model import Trace, TraceRecorder
 
 
 class Framework(Enum):
@@ -71,9 +71,9 @@ _REMEDIES = {
 
 def framework_of(trace: Trace) -> Framework:
     """Return what the traced program is written with. Nsight Systems records any: names of kernels and ranges tell."""
-    if trace.recorder is Recorder.JAX:
+    if trace.recorder is TraceRecorder.JAX:
         return Framework.JAX
-    if trace.recorder is Recorder.PYTORCH or any(word in name for name in trace.names for word in _OF_PYTORCH):
+    if trace.recorder is TraceRecorder.PYTORCH or any(word in name for name in trace.names for word in _OF_PYTORCH):
         return Framework.PYTORCH
     return Framework.CUDA
 

@@ -27,8 +27,8 @@ from gpu_exporter.traces.model import (
     DeviceProperties,
     HostEvents,
     HostKind,
-    Recorder,
     Trace,
+    TraceRecorder,
     contained,
     distinct,
 )
@@ -206,7 +206,7 @@ class _Profile:
             devices=self._devices,
             dropped=+self._dropped,
             base=base if 0 <= base < MOST_NS else 0,
-            recorder=Recorder.JAX,
+            recorder=TraceRecorder.JAX,
         )
 
     def _name(self, text: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_exporter.traces.advice import merged
 from gpu_exporter.traces.analysis import analyze
-from gpu_exporter.traces.model import Recorder
+from gpu_exporter.traces.model import TraceRecorder
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import Advice
 from tests.support.simulated_jobs import Job
@@ -275,21 +275,21 @@ def test_allocations_beside_a_wait_are_not_that_wait(tmp_path: Path) -> None:
     assert "2 x cudaStreamSynchronize per step" in _advice(tmp_path, trace)["synchronisation"].text
 
 
-RECORDED: dict[str, tuple[SyntheticTrace, dict[Recorder, str]]] = {
+RECORDED: dict[str, tuple[SyntheticTrace, dict[TraceRecorder, str]]] = {
     "launches": (
         _idle("main"),
         {
-            Recorder.PYTORCH: "torch.compile(mode=",
-            Recorder.JAX: "compile the whole step with one jax.jit",
-            Recorder.NSIGHT_SYSTEMS: "cudaStreamBeginCapture",
+            TraceRecorder.PYTORCH: "torch.compile(mode=",
+            TraceRecorder.JAX: "compile the whole step with one jax.jit",
+            TraceRecorder.NSIGHT_SYSTEMS: "cudaStreamBeginCapture",
         },
     ),
-    "launches of PyTorch": (_idle("aten::mm"), {Recorder.NSIGHT_SYSTEMS: "torch.compile(mode="}),
+    "launches of PyTorch": (_idle("aten::mm"), {TraceRecorder.NSIGHT_SYSTEMS: "torch.compile(mode="}),
     "synchronise": (
         _waits(("main", "user_annotation"), call="cudaDeviceSynchronize"),
         {
-            Recorder.PYTORCH: "2 x torch.cuda.synchronize() per step: leave it out",
-            Recorder.NSIGHT_SYSTEMS: "2 x cudaDeviceSynchronize per step: keep values on the GPU, read them rarely",
+            TraceRecorder.PYTORCH: "2 x torch.cuda.synchronize() per step: leave it out",
+            TraceRecorder.NSIGHT_SYSTEMS: "2 x cudaDeviceSynchronize per step: keep values on the GPU, read them rarely",
         },
     ),
 }
