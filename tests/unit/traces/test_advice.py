@@ -289,7 +289,7 @@ RECORDED: dict[str, tuple[SyntheticTrace, dict[TraceRecorder, str]]] = {
         _waits(("main", "user_annotation"), call="cudaDeviceSynchronize"),
         {
             TraceRecorder.PYTORCH: "2 x torch.cuda.synchronize() per step: leave it out",
-            TraceRecorder.NSIGHT_SYSTEMS: "2 x cudaDeviceSynchronize per step: keep values on the GPU, read them rarely",
+            TraceRecorder.NSIGHT_SYSTEMS: "2 x cudaDeviceSynchronize per step: keep values on the GPU, read",
         },
     ),
 }
