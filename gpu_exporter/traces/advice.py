@@ -86,8 +86,8 @@ def _depending(frames: Sequence[str], _: Framework) -> str:
         return ""
     if _SAME_STREAM.search(frames[0]):
         return (
-            f"The next work had been launched, but began late although nothing else ran ({frames[0]}): run fewer and"
-            " longer kernels, and check what else uses this GPU."
+            f"The next work had been launched, but began late although no other stream worked ({frames[0]}): run fewer"
+            " and longer kernels, and check what else uses this GPU."
         )
     return (
         f"The next work had been launched, but waited for other work ({frames[0]}): check which events or graphs it"

@@ -25,8 +25,8 @@ _ALLOCATION = re.compile(
 )
 # Calls that return at once, unless they initialise CUDA or load the kernels that they ask for.
 _LOADING_CALL = re.compile(
-    r"^(?:cuda|hip)(?:Occupancy\w+|Func(?:Get|Set)\w+|GetFuncBySymbol|(?:Event|Stream)Create\w*|GraphInstantiate\w*"
-    r"|GetDeviceProperties\w*|DeviceGet\w+|SetDevice|GetDriverEntryPoint\w*)$"
+    r"^(?:cuda|hip)(?:Occupancy\w+|Func(?:Get|Set)\w+|GetFuncBySymbol|GetSymbol\w+|(?:Event|Stream)Create\w*"
+    r"|GraphInstantiate\w*|GetDeviceProperties\w*|DeviceGet\w+|SetDevice|GetDriverEntryPoint\w*)$"
     r"|^cu(?:Init|CtxCreate\w*|DevicePrimaryCtxRetain|Func(?:Get|Set)\w+|KernelGet\w+|Occupancy\w+|EventCreate"
     r"|StreamCreate\w*|GraphInstantiate\w*)$"
 )

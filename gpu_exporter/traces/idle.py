@@ -302,14 +302,26 @@ def dependencies(trace: Trace, events: DeviceEvents, busy: Intervals, launches: 
     found = _gaps_of(trace, events, busy, launches)
     waited = (found.call != UNKNOWN) & (found.call_start <= found.start) & (found.end - found.start > SHORT_GAP_NS)
     rows = np.flatnonzero(waited)
-    by_end = np.argsort(events.end, kind="stable")
-    before = by_end[np.searchsorted(events.end[by_end], found.start[rows], side="right") - 1]
     after = np.searchsorted(events.start, found.end[rows])
+    before, _ = _last_before(events, found.start[rows])
+    of_others = trace.device_events.rows(trace.device_events.device != events.device[0])
+    meanwhile, ended = _last_before(of_others, found.end[rows])
     totals: dict[str, int] = defaultdict(int)
-    for first, second, gap in zip(before.tolist(), after.tolist(), rows.tolist(), strict=True):
-        words = f"{_on_stream(trace, events, second)} after {_on_stream(trace, events, first)}"
-        totals[words] += int(found.end[gap] - found.start[gap])
+    for at, gap in enumerate(rows.tolist()):
+        first = _on_stream(trace, events, before[at])
+        if ended[at] > found.start[gap]:  # another GPU of the process worked until then
+            other = meanwhile[at]
+            first = f"{_on_stream(trace, of_others, other)} of GPU {of_others.device[other]}"
+        totals[f"{_on_stream(trace, events, after[at])} after {first}"] += int(found.end[gap] - found.start[gap])
     return tuple(sorted(totals, key=lambda words: -totals[words])[:most])
+
+
+def _last_before(events: DeviceEvents, times: Column) -> tuple[Column, Column]:
+    """Return the last event that ended until each of these times, and its end; UNKNOWN twice if there is none."""
+    order = np.argsort(events.end, kind="stable")
+    at = np.searchsorted(events.end[order], times, side="right") - 1
+    rows = np.where(at >= 0, order[at], UNKNOWN) if len(order) else np.full(len(times), UNKNOWN)
+    return rows, np.where(rows != UNKNOWN, events.end[rows], UNKNOWN) if len(order) else rows
 
 
 def _on_stream(trace: Trace, events: DeviceEvents, row: int) -> str:

@@ -275,6 +275,21 @@ def test_allocations_beside_a_wait_are_not_that_wait(tmp_path: Path) -> None:
     assert "2 x cudaStreamSynchronize per step" in _advice(tmp_path, trace)["synchronisation"].text
 
 
+def test_work_that_waits_for_another_gpu_names_it(tmp_path: Path) -> None:
+    """Such as the layers of a model that is spread over the GPUs of one process."""
+    trace = SyntheticTrace()
+    for step in range(3):
+        for device in range(2):
+            start = 2000 * step + 1000 * device
+            trace.device(start, 1000, f"layer_{device}", launched=-100 + step, device=device)
+    first, second = analyze([read(trace.write(tmp_path / "trace.json"))]).ranks
+    found = [{cause.cause: cause.frames for cause in rank.idle_causes}["dependency"] for rank in (first, second)]
+    assert found == [
+        ("layer_0 on stream 7 after layer_1 on stream 7 of GPU 1",),
+        ("layer_1 on stream 7 after layer_0 on stream 7 of GPU 0",),
+    ]
+
+
 RECORDED: dict[str, tuple[SyntheticTrace, dict[TraceRecorder, str]]] = {
     "launches": (
         _idle("main"),
@@ -306,7 +321,10 @@ def test_advice_is_for_what_the_program_is_written_with(tmp_path: Path, case: st
 
 
 def test_a_late_start_on_the_same_stream_is_no_dependency_on_another(tmp_path: Path) -> None:
-    for stream, words in ((7, "began late although nothing else ran"), (9, "put independent work on a stream of its")):
+    for stream, words in (
+        (7, "began late although no other stream worked"),
+        (9, "put independent work on a stream"),
+    ):
         trace = SyntheticTrace()
         trace.device(0, 100, launched=-40)
         trace.device(150, 100, launched=-20, stream=stream)
