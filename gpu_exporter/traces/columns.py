@@ -288,7 +288,7 @@ def _correlation(args: Args) -> Any:
 
 
 def _blocks(grid: Any) -> int:
-    """Return the number of thread blocks of a grid such as [2048, 1, 1]."""
-    if isinstance(grid, list) and grid and all(isinstance(size, int) and 0 <= size < 2**31 for size in grid):
+    """Return the number of thread blocks of a grid such as [2048, 1, 1]. ROCm writes [0, 0, 0] for an unknown one."""
+    if isinstance(grid, list) and all(isinstance(size, int) and 0 <= size < 2**31 for size in grid) and any(grid):
         return prod(grid)
     return UNKNOWN

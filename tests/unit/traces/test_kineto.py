@@ -229,6 +229,7 @@ def test_begin_and_end_events_are_counted(tmp_path: Path) -> None:
         ({"grid": [-4, 1, 1]}, "blocks", UNKNOWN),
         ({"grid": [2**31, 1, 1]}, "blocks", UNKNOWN),
         ({"grid": [0, 1, 1]}, "blocks", 0),
+        ({"grid": [0, 0, 0]}, "blocks", UNKNOWN),
         ({"bytes": 4096.0}, "bytes", 4096),
     ],
 )
