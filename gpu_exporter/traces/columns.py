@@ -83,12 +83,14 @@ class TraceColumns:
         self.shapes: list[Shapes] = []
         self.messages: list[Messages] = []
         self.dropped: Counter[str] = Counter()
+        self.complete = 0  # events with a beginning and an end, of whatever kind
         self._device_rows = 0
         self._joined = 0
 
     def add(self, events: Sequence[TraceEvent]) -> None:
         """Add the events of a chunk."""
         complete = [event for event in events if event.ph == "X"]
+        self.complete += len(complete)
         if len(complete) < len(events):
             self._add_others([event for event in events if event.ph in ("i", "I", "B", "E")])
         codes = np.array(list(map(_CODES.__getitem__, map(_CATEGORY, complete))), dtype=np.uint8)
