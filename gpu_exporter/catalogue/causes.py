@@ -88,7 +88,7 @@ TRACE_WORDS = {
     TraceCause.ALLOCATION: "allocating or freeing memory of the GPU",
     TraceCause.PYTHON: "running other code on the host",
     TraceCause.COPIES: "waiting for copies to start",
-    TraceCause.DEPENDENCY: "waiting although its next work had been launched (for other streams, GPUs or graphs)",
+    TraceCause.DEPENDENCY: "waiting although its next work had been launched",
     TraceCause.COLLECTIVES: "waiting for other ranks in a collective",
     TraceCause.UNKNOWN: "for a reason that the trace does not show",
 }

@@ -23,6 +23,7 @@ from gpu_exporter.traces.intervals import length, subtract, union
 from gpu_exporter.traces.kernel_classes import COMMUNICATION_CLASS, avoids_tensor_cores, multiplies_vectors, short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, Trace, distinct
 from gpu_exporter.traces.operators import EventClasses
+from gpu_exporter.traces.remedies import Framework, framework_of, remedy
 from gpu_exporter.traces.result import Advice, IdleCause, RankResult, Straggler
 
 # Advice that saves less of the span is not given.
@@ -36,6 +37,8 @@ MORE_KERNELS = 1.02
 TENSOR_CORE_FACTOR = 8
 MOST_KERNELS, MOST_NAME = 3, 60
 Finding = tuple[str, str, float, tuple[str, ...], tuple[str, ...]]  # kind, text, seconds, frames, kernels
+# The same stream before and after a gap, as `idle.dependencies` writes it.
+_SAME_STREAM = re.compile(r" on stream (-?\d+) after .* on stream \1$")
 _UNIFIED = re.compile(r"unified memory|Managed", re.IGNORECASE)
 
 
@@ -44,11 +47,12 @@ def advice(
 ) -> list[Advice]:
     """Return the advice for one GPU, but that on communication. What rests on no code and no kernel is left out."""
     causes = {cause.cause: cause for cause in rank.idle_causes}
+    framework = framework_of(trace)
     found = (
-        *_of_causes(causes),
-        *_of_waits(waits, len(rank.steps)),
-        *_of_kernels(trace, times, classes),
-        *_of_copies(trace, times, rank),
+        *_of_causes(causes, framework),
+        *_of_waits(waits, len(rank.steps), framework),
+        *_of_kernels(trace, times, classes, framework),
+        *_of_copies(trace, times, rank, framework),
         *_of_unified_memory(trace, times),
     )
     return _kept(found, rank)
@@ -63,94 +67,87 @@ def _kept(found: Iterable[Finding], rank: RankResult) -> list[Advice]:
     ]
 
 
-def _loader(frames: Sequence[str]) -> str:
+def _loader(frames: Sequence[str], framework: Framework) -> str:
     if any("SingleProcess" in frame for frame in frames):
         return "The loader runs in the main process: set num_workers, with persistent_workers and prefetch_factor."
     if any("MultiProcessing" in frame for frame in frames):
         return "The loader's workers are too slow: use more of them, or move work out of __getitem__ and collate_fn."
-    return "Load data in other processes, ahead of the step: DataLoader(num_workers=…, pin_memory=True)."
+    return f"Load data {remedy('data_loading', framework)}."
 
 
-def _launching(frames: Sequence[str]) -> str:
+def _launching(frames: Sequence[str], framework: Framework) -> str:
     if frames and "GraphLaunch" in frames[0]:
         return "The GPU waits between CUDA graphs: capture more work in each graph, or launch the next one earlier."
+    return f"The host launches kernels more slowly than the GPU runs them: {remedy('cuda_graphs', framework)}."
+
+
+def _depending(frames: Sequence[str], _: Framework) -> str:
+    if not frames:
+        return ""
+    if _SAME_STREAM.search(frames[0]):
+        return (
+            f"The next work had been launched, but began late although no other stream worked ({frames[0]}): run fewer"
+            " and longer kernels, and check what else uses this GPU."
+        )
     return (
-        "The host launches kernels more slowly than the GPU runs them: capture the step in a CUDA graph"
-        ' (torch.compile(mode="reduce-overhead"), torch.cuda.graph), or enlarge the batch.'
+        f"The next work had been launched, but waited for other work ({frames[0]}): check which events or graphs it"
+        " waits for, and put independent work on a stream of its own."
     )
 
 
-_TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
+_TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str], Framework], str]]] = {
     TraceCause.DATA_LOADING: ("data_loading", _loader),
-    TraceCause.LAUNCH_OVERHEAD: (
-        "cuda_graphs",
-        _launching,
-    ),
-    TraceCause.CHECKPOINT: (
-        "checkpoint",
-        lambda _: (
-            "Write checkpoints in the background, such as with torch.distributed.checkpoint.async_save, or rarely."
-        ),
-    ),
+    TraceCause.LAUNCH_OVERHEAD: ("cuda_graphs", _launching),
+    TraceCause.CHECKPOINT: ("checkpoint", lambda _, of: f"Write checkpoints {remedy('checkpoint', of)}."),
     TraceCause.COMPILATION: (
         "compilation",
-        lambda _: (
+        lambda _, of: (
             "Code is compiled or loaded in the traced steps: trace later ones if the job had just begun. Otherwise"
-            " avoid changing shapes (dynamic=True), and keep the compile cache."
+            f" {remedy('compilation', of)}."
         ),
     ),
     TraceCause.GARBAGE_COLLECTION: (
         "garbage_collection",
-        lambda _: "Call gc.freeze() after the start, and gc.disable() with a gc.collect() every some hundred steps.",
+        lambda *_: "Call gc.freeze() after the start, and gc.disable() with a gc.collect() every some hundred steps.",
     ),
     TraceCause.ALLOCATION: (
         "allocation",
-        lambda _: (
-            "Memory of the GPU is allocated or freed in these steps: trace later ones, when the allocator has cached"
-            " what it needs. Otherwise avoid torch.cuda.empty_cache() and changing shapes."
-        ),
+        lambda _, of: f"Memory of the GPU is allocated or freed in these steps: {remedy('allocation', of)}.",
     ),
-    TraceCause.DEPENDENCY: (
-        "dependency",
-        lambda frames: (
-            f"The next work had been launched, but waited for other work ({frames[0]}): check which events or graphs"
-            " it waits for, and put independent work on a stream of its own."
-            if frames
-            else ""
-        ),
-    ),
+    TraceCause.DEPENDENCY: ("dependency", _depending),
     TraceCause.PYTHON: (
         "python",
-        lambda _: "Move this code of the host out of the loop, into another process, or onto the GPU.",
+        lambda *_: "Move this code of the host out of the loop, into another process, or onto the GPU.",
     ),
 }
 
 
-def _of_causes(causes: Mapping[str, IdleCause]) -> Iterator[Finding]:
+def _of_causes(causes: Mapping[str, IdleCause], framework: Framework) -> Iterator[Finding]:
     """Yield advice on idle time."""
     for cause, (kind, text) in _TEXTS.items():
         if found := causes.get(cause.value):
-            yield kind, text(found.frames), found.seconds, found.frames, ()
+            yield kind, text(found.frames, framework), found.seconds, found.frames, ()
 
 
+_SYNCHRONIZE = "torch.cuda.synchronize()"
 _INSTEAD = {
     ".item()": "keep values such as the loss on the GPU (detach), and read them every hundred steps",
     COPY_TO_HOST: "copy into pinned memory with non_blocking=True, and read it a step later",
-    COPY_TO_GPU: "use pin_memory=True, and to(device, non_blocking=True)",
     "nonzero()": "use torch.where, or a mask of fixed size",
-    "torch.cuda.synchronize()": "leave it out, or measure with CUDA events",
+    _SYNCHRONIZE: "leave it out, or measure with CUDA events",
 }
 
 
-def _of_waits(waits: UserWaits | None, steps: int) -> Iterator[Finding]:
+def _of_waits(waits: UserWaits | None, steps: int, framework: Framework) -> Iterator[Finding]:
     """Yield advice on waits for the GPU that the user's code causes."""
     if waits is None:
         return
-    often = f", {waits.count / steps:.3g} x {waits.code} per step" if steps and waits.count else f", at {waits.code}"
-    instead = _INSTEAD.get(
-        waits.code, "keep values on the GPU, read them every hundred steps, and copy with non_blocking=True"
-    )
-    text = f"The host waits for the GPU in the loop{often}: {instead}."
+    is_pytorch = framework is Framework.PYTORCH
+    code = "cudaDeviceSynchronize" if waits.code == _SYNCHRONIZE and not is_pytorch else waits.code
+    often = f", {waits.count / steps:.3g} x {code} per step" if steps and waits.count else f", at {code}"
+    kind = "pinned_memory" if waits.code == COPY_TO_GPU else "synchronisation"
+    instead = _INSTEAD.get(waits.code, "") if is_pytorch else ""
+    text = f"The host waits for the GPU in the loop{often}: {instead or remedy(kind, framework)}."
     yield "synchronisation", text, waits.nanoseconds / NS, waits.frames, ()
 
 
@@ -189,7 +186,7 @@ def of_straggler(straggler: Straggler, ranks: Sequence[RankResult]) -> Advice:
     return Advice("straggler", text, saving, saving / span, straggler.frames)
 
 
-def _of_copies(trace: Trace, times: DeviceTimes, rank: RankResult) -> Iterator[Finding]:
+def _of_copies(trace: Trace, times: DeviceTimes, rank: RankResult, framework: Framework) -> Iterator[Finding]:
     events = times.events
     pageable = [row for row, name in enumerate(trace.names) if "Pageable" in name and name.startswith("Memcpy")]
     chosen = np.isin(events.name, pageable) & (events.kind == DeviceKind.COPY)
@@ -202,8 +199,8 @@ def _of_copies(trace: Trace, times: DeviceTimes, rank: RankResult) -> Iterator[F
     idle = sum(cause.seconds for cause in rank.idle_causes if cause.cause == TraceCause.COPIES.value)
     yield (
         "pinned_memory",
-        f"{int(chosen.sum())} copies use pageable memory, which blocks the host and is slow: use pin_memory=True, and"
-        " to(device, non_blocking=True).",
+        f"{int(chosen.sum())} copies use pageable memory, which blocks the host and is slow:"
+        f" {remedy('pinned_memory', framework)}.",
         exposed / NS + idle,
         rank.copy_frames,
         _names(trace, events.name[chosen], (events.end - events.start)[chosen]),
@@ -227,7 +224,7 @@ def _of_unified_memory(trace: Trace, times: DeviceTimes) -> Iterator[Finding]:
         )
 
 
-def _of_kernels(trace: Trace, times: DeviceTimes, classes: EventClasses) -> Iterator[Finding]:
+def _of_kernels(trace: Trace, times: DeviceTimes, classes: EventClasses, framework: Framework) -> Iterator[Finding]:
     """Yield advice on kernels: tensor cores, fusion and size. Each kernel counts for the first that applies."""
     computing = times.events.kind == DeviceKind.COMPUTE
     events, classes = times.events.rows(computing), classes.chosen(computing)
@@ -238,8 +235,8 @@ def _of_kernels(trace: Trace, times: DeviceTimes, classes: EventClasses) -> Iter
     scale = length(union(events.start, events.end)) / float(duration.sum()) / NS
     free = np.ones(len(events), dtype=bool)
     for kind, text, saved in (
-        _tensor_cores(trace, events, duration),
-        _fusion(events, classes, duration),
+        _tensor_cores(trace, events, duration, framework),
+        _fusion(events, classes, duration, framework),
         _larger_batch(trace, events, duration),
     ):
         seconds = float(saved[free].sum()) * scale
@@ -258,7 +255,9 @@ def _names(trace: Trace, names: Column, weights: Column) -> tuple[str, ...]:
     return tuple(name for name, _ in sums.most_common(MOST_KERNELS))
 
 
-def _tensor_cores(trace: Trace, events: DeviceEvents, duration: Column) -> tuple[str, str, Column]:
+def _tensor_cores(
+    trace: Trace, events: DeviceEvents, duration: Column, framework: Framework
+) -> tuple[str, str, Column]:
     names = [
         row
         for row in distinct(events.name).tolist()
@@ -266,13 +265,15 @@ def _tensor_cores(trace: Trace, events: DeviceEvents, duration: Column) -> tuple
     ]
     slow = np.where(np.isin(events.name, names), duration, 0)
     text = (
-        f"matrix products take {measured(slow.sum() / NS, 'seconds')} without tensor cores: use autocast (bfloat16), or"
-        ' torch.set_float32_matmul_precision("high").'
+        f"matrix products take {measured(slow.sum() / NS, 'seconds')} without tensor cores:"
+        f" {remedy('tensor_cores', framework)}."
     )
     return "tensor_cores", text, slow * (1 - 1 / TENSOR_CORE_FACTOR)
 
 
-def _fusion(events: DeviceEvents, classes: EventClasses, duration: Column) -> tuple[str, str, Column]:
+def _fusion(
+    events: DeviceEvents, classes: EventClasses, duration: Column, framework: Framework
+) -> tuple[str, str, Column]:
     """Return what is saved of each kernel if only the longest of a chain stays."""
     order = np.argsort(events.stream, kind="stable")
     stream, length_ns = events.stream[order], duration[order]
@@ -287,8 +288,7 @@ def _fusion(events: DeviceEvents, classes: EventClasses, duration: Column) -> tu
     saved[order] = length_ns * np.repeat(share, lengths)
     text = (
         f"{int(chosen.sum())} chains of short element-wise kernels take"
-        f" {measured(int(cost[chosen].sum()) / NS, 'seconds')}: fuse them"
-        " with torch.compile or a fused optimizer and norm."
+        f" {measured(int(cost[chosen].sum()) / NS, 'seconds')}: {remedy('fusion', framework)}."
     )
     return "fusion", text, saved
 

@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.advice import advice, merged, of_communication, of_straggler
@@ -30,7 +32,7 @@ from gpu_exporter.traces.idle import (
 )
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
-from gpu_exporter.traces.model import TRUNCATED, DeviceKind, Trace
+from gpu_exporter.traces.model import TRUNCATED, DeviceKind, HostKind, Trace, TraceRecorder
 from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
 from gpu_exporter.traces.rank_files import rank_numbers
 from gpu_exporter.traces.result import (
@@ -89,8 +91,21 @@ def summary(trace: Trace, *, details: bool = False) -> RankSummary:
         )
         folded = _folded(shares, stacks, folded) if details else {}
     return RankSummary(
-        trace.path, trace.distributed, tuple(gpus), calls_of(trace), folded, dict(trace.dropped), trace.repaired
+        trace.path,
+        trace.distributed,
+        tuple(gpus),
+        calls_of(trace),
+        folded,
+        dict(trace.dropped),
+        trace.repaired,
+        0 if gpus else _launches(trace),
+        trace.recorder,
     )
+
+
+def _launches(trace: Trace) -> int:
+    rows = [row for row, name in enumerate(trace.names) if "Launch" in name]
+    return int((np.isin(trace.host_events.name, rows) & (trace.host_events.kind == HostKind.RUNTIME)).sum())
 
 
 def combined(summaries: Sequence[RankSummary], thresholds: Thresholds = DEFAULTS) -> AnalysisResult:
@@ -156,7 +171,8 @@ def _straggler(
     if found is None:
         return None
     slow = next(rank for rank in ranks if rank.rank == found.rank)
-    return replace(found, frames=longer(slow, [rank for rank in ranks if rank is not slow])[1])
+    others = [rank for rank in ranks if rank is not slow]
+    return replace(found, frames=longer(slow, others, of_host=found.kind == "host")[1])
 
 
 def dropped_events(summaries: Sequence[RankSummary]) -> Counter[str]:
@@ -170,13 +186,21 @@ def dropped_events(summaries: Sequence[RankSummary]) -> Counter[str]:
 def no_gpu_events(summaries: Sequence[RankSummary]) -> str:
     """Return why there is nothing to analyse, and what to do."""
     files = summaries[0].file if len(summaries) == 1 else f"{len(summaries)} files"
-    fix = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    if summaries[0].recorder is TraceRecorder.NSIGHT_SYSTEMS:
+        fix = "record with `nsys profile --trace=cuda,nvtx,osrt` while kernels run"
+    else:
+        fix = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
     dropped = dropped_events(summaries)
     if TRUNCATED in dropped:
         return f"{files}: truncated before the first GPU event: copy it again when it is written completely"
     if dropped:
         reason, count = dropped.most_common(1)[0]
         return f"{files}: no GPU events, but {count} events {reason}: {fix}"
+    if launches := sum(each.launches for each in summaries):
+        return (
+            f"{files}: no GPU events, although the host launched {launches} kernels: the profiler could not record the"
+            " GPU. Read its warnings; no other profiler may use the GPU, and CUPTI must fit the driver"
+        )
     return f"{files}: no GPU events: {fix}"
 
 

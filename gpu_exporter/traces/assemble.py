@@ -22,6 +22,7 @@ from gpu_exporter.traces.model import (
     Messages,
     Shapes,
     Trace,
+    TraceRecorder,
     TraceStep,
     contained,
     distinct,
@@ -54,6 +55,7 @@ def assemble(
     dropped: Mapping[str, int] | None = None,
     repaired: int = 0,
     base: int = 0,
+    recorder: TraceRecorder = TraceRecorder.PYTORCH,
 ) -> Trace:
     """Return the trace of these parts, without a path. `base` is added to all times, ns.
 
@@ -84,6 +86,7 @@ def assemble(
         repaired=repaired,
         shapes=_shapes(parts.shapes, base),
         messages=_messages(parts.messages, base),
+        recorder=recorder,
     )
 
 

@@ -83,12 +83,14 @@ class TraceColumns:
         self.shapes: list[Shapes] = []
         self.messages: list[Messages] = []
         self.dropped: Counter[str] = Counter()
+        self.complete = 0  # events with a beginning and an end, of whatever kind
         self._device_rows = 0
         self._joined = 0
 
     def add(self, events: Sequence[TraceEvent]) -> None:
         """Add the events of a chunk."""
         complete = [event for event in events if event.ph == "X"]
+        self.complete += len(complete)
         if len(complete) < len(events):
             self._add_others([event for event in events if event.ph in ("i", "I", "B", "E")])
         codes = np.array(list(map(_CODES.__getitem__, map(_CATEGORY, complete))), dtype=np.uint8)
@@ -140,7 +142,7 @@ class TraceColumns:
         kinds = codes[rows] - _HOST_BASE
         correlation = np.full(len(rows), UNKNOWN, dtype=np.int64)
         calls = np.flatnonzero(kinds == HostKind.RUNTIME)
-        correlation[calls] = integers([(events[row].args or _NO_ARGS).correlation for row in rows[calls]])
+        correlation[calls] = integers([_correlation(events[row].args or _NO_ARGS) for row in rows[calls]])
         threads = self._thread_rows(map(events.__getitem__, rows.tolist()))
         self.host.append(HostEvents(start[rows], end[rows], names[rows], threads, kinds, correlation))
         operators = np.flatnonzero(kinds == HostKind.OPERATOR)
@@ -200,7 +202,7 @@ class TraceColumns:
             np.clip(integers(devices), UNKNOWN, 32767).astype(np.int16),
             integers(streams),
             codes[rows],
-            integers([of.correlation for of in args]),
+            integers([_correlation(of) for of in args]),
             integers([of.bytes for of in args]),
             np.clip(integers([_blocks(of.grid) for of in args]), UNKNOWN, 2**31 - 1).astype(np.int32),
         )
@@ -282,8 +284,13 @@ def _nanoseconds(microseconds: Column) -> Column:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
 
 
+def _correlation(args: Args) -> Any:
+    """Return the number that a launch and what it launched have in common."""
+    return args.external if args.correlation == UNKNOWN else args.correlation
+
+
 def _blocks(grid: Any) -> int:
-    """Return the number of thread blocks of a grid such as [2048, 1, 1]."""
-    if isinstance(grid, list) and grid and all(isinstance(size, int) and 0 <= size < 2**31 for size in grid):
+    """Return the number of thread blocks of a grid such as [2048, 1, 1]. ROCm writes [0, 0, 0] for an unknown one."""
+    if isinstance(grid, list) and all(isinstance(size, int) and 0 <= size < 2**31 for size in grid) and any(grid):
         return prod(grid)
     return UNKNOWN

@@ -32,6 +32,7 @@ class Args(msgspec.Struct, gc=False):
     """The arguments of an event that the analysis needs. Types are checked where they are used."""
 
     correlation: Any = UNKNOWN
+    external: Any = msgspec.field(default=UNKNOWN, name="External id")  # old versions on ROCm have only this
     device: Any = None
     stream: Any = UNKNOWN
     bytes: Any = UNKNOWN

@@ -15,8 +15,23 @@ SYNCHRONISING_CALL = re.compile(
     r"^(?:cuda|cu|hip)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy$|^cuMemcpy(?:DtoH|HtoD)?(?:_v2)?$"
     r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|FreeHost|HostFree)$|^cuMem(?:Alloc|Free)(?:_v2)?$"
 )
-# Of these, what the allocator of a framework calls, and no line of the user.
-_ALLOCATION = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|FreeHost|HostFree)$|^cuMem(?:Alloc|Free)(?:_v2)?$")
+# What the allocator of a framework calls, and no line of the user: also pools, expandable segments and XLA's allocator.
+_ALLOCATION = re.compile(
+    r"^(?:cuda|hip)(?:Malloc|Free)(?:Async|FromPoolAsync|Managed|Host|Pitch|3D|Array)?$"
+    r"|^(?:cuda|hip)(?:HostAlloc|HostFree|HostRegister|MemPoolTrimTo)$"
+    r"|^cuMem(?:Alloc|Free)(?:Async|FromPoolAsync|Managed|Host|Pitch)?(?:_v2)?$|^cuMemHostAlloc$"
+    r"|^(?:cu|hip)Mem(?:Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)$"
+    r"|^Build buffer allocations$|^DeviceMemAllocator::"
+)
+# Calls that return at once, unless they initialise CUDA or load the kernels that they ask for.
+_LOADING_CALL = re.compile(
+    r"^(?:cuda|hip)(?:Occupancy\w+|Func(?:Get|Set)\w+|GetFuncBySymbol|GetSymbol\w+|(?:Event|Stream)Create\w*"
+    r"|GraphInstantiate\w*|GetDeviceProperties\w*|DeviceGet\w+|SetDevice|GetDriverEntryPoint\w*)$"
+    r"|^cu(?:Init|CtxCreate\w*|DevicePrimaryCtxRetain|Func(?:Get|Set)\w+|KernelGet\w+|Occupancy\w+|EventCreate"
+    r"|StreamCreate\w*|GraphInstantiate\w*)$"
+)
+# What waits for arrays of JAX. While the GPU is idle, it waits for other threads, and does not say for what.
+_ARRAY_WAIT = re.compile(r"(?:^|/)jax/_src/\S+: (?:block_until_ready|try_to_block)$")
 # Frames of libraries that wait for events of their own, such as for buckets of gradients.
 _OWN_WAIT = re.compile(
     r"torch/nn/parallel/|torch/distributed/|DistributedDataParallel|FullyShardedDataParallel|^FSDP::"
@@ -103,6 +118,21 @@ def stack_cause_of(name: str) -> TraceCause | None:
 def is_synchronising(name: str) -> bool:
     """Return whether a runtime call makes the host wait for the GPU."""
     return bool(SYNCHRONISING_CALL.search(name))
+
+
+def is_allocation(name: str) -> bool:
+    """Return whether a runtime call allocates or frees memory: it waits for the GPU only sometimes."""
+    return bool(_ALLOCATION.search(name))
+
+
+def cause_of_long_call(name: str) -> TraceCause | None:
+    """Return why a host is long in a call, or in a function of a library, that is short otherwise; None if it is not.
+
+    Such calls are part of launching where they are short.
+    """
+    if _LOADING_CALL.match(name):
+        return TraceCause.COMPILATION
+    return TraceCause.UNKNOWN if _ARRAY_WAIT.search(name) else None
 
 
 def is_user_frame(name: str) -> bool:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.traces.frames import is_synchronising, is_wait_of_library, waiting_code
+from gpu_exporter.traces.frames import (
+    cause_of_long_call,
+    is_allocation,
+    is_synchronising,
+    is_wait_of_library,
+    waiting_code,
+)
 from gpu_exporter.traces.intervals import Intervals, covered, gaps, length, union
 from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace, distinct
@@ -68,6 +74,11 @@ def causing(trace: Trace, thread: int, launched: Column, launches: Column, busy:
     """
     host = trace.host_events
     rows = synchronisations(trace, thread)
+    # Allocations wait only while the GPU works.
+    rows = rows[
+        ~_allocate(trace, rows)
+        | (2 * covered(busy, host.start[rows], host.end[rows]) > host.end[rows] - host.start[rows])
+    ]
     ends = host.end[rows]
     dry = covered(busy, ends, ends + CLOCK_NS) < CLOCK_NS
     rows, ends = rows[dry], ends[dry]
@@ -77,6 +88,14 @@ def causing(trace: Trace, thread: int, launched: Column, launches: Column, busy:
     of_thread = np.sort(host.start[launches[host.thread[launches] == thread]])
     since = np.searchsorted(of_thread, launched) - np.searchsorted(of_thread, ends[last])
     return np.where((last >= 0) & (since < LAUNCHES_AFTER_WAIT), rows[last], UNKNOWN)
+
+
+def _allocate(trace: Trace, rows: Column) -> Column:
+    """Return which of these host events allocate or free memory."""
+    found: Column = np.isin(
+        trace.host_events.name[rows], [row for row, name in enumerate(trace.names) if is_allocation(name)]
+    )
+    return found
 
 
 US = 1_000
@@ -246,6 +265,7 @@ def user_waits(
         return None
     threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
     rows = np.concatenate([synchronisations(trace, thread) for thread in threads.tolist()]).astype(np.int64)
+    rows = rows[~_allocate(trace, rows)]
     numbers, counts = np.unique(stacks.of_event[rows], return_counts=True)
     same = [
         (count, stack)
@@ -282,14 +302,26 @@ def dependencies(trace: Trace, events: DeviceEvents, busy: Intervals, launches: 
     found = _gaps_of(trace, events, busy, launches)
     waited = (found.call != UNKNOWN) & (found.call_start <= found.start) & (found.end - found.start > SHORT_GAP_NS)
     rows = np.flatnonzero(waited)
-    by_end = np.argsort(events.end, kind="stable")
-    before = by_end[np.searchsorted(events.end[by_end], found.start[rows], side="right") - 1]
     after = np.searchsorted(events.start, found.end[rows])
+    before, _ = _last_before(events, found.start[rows])
+    of_others = trace.device_events.rows(trace.device_events.device != events.device[0])
+    meanwhile, ended = _last_before(of_others, found.end[rows])
     totals: dict[str, int] = defaultdict(int)
-    for first, second, gap in zip(before.tolist(), after.tolist(), rows.tolist(), strict=True):
-        words = f"{_on_stream(trace, events, second)} after {_on_stream(trace, events, first)}"
-        totals[words] += int(found.end[gap] - found.start[gap])
+    for at, gap in enumerate(rows.tolist()):
+        first = _on_stream(trace, events, before[at])
+        if ended[at] > found.start[gap]:  # another GPU of the process worked until then
+            other = meanwhile[at]
+            first = f"{_on_stream(trace, of_others, other)} of GPU {of_others.device[other]}"
+        totals[f"{_on_stream(trace, events, after[at])} after {first}"] += int(found.end[gap] - found.start[gap])
     return tuple(sorted(totals, key=lambda words: -totals[words])[:most])
+
+
+def _last_before(events: DeviceEvents, times: Column) -> tuple[Column, Column]:
+    """Return the last event that ended until each of these times, and its end; UNKNOWN twice if there is none."""
+    order = np.argsort(events.end, kind="stable")
+    at = np.searchsorted(events.end[order], times, side="right") - 1
+    rows = np.where(at >= 0, order[at], UNKNOWN) if len(order) else np.full(len(times), UNKNOWN)
+    return rows, np.where(rows != UNKNOWN, events.end[rows], UNKNOWN) if len(order) else rows
 
 
 def _on_stream(trace: Trace, events: DeviceEvents, row: int) -> str:
@@ -367,7 +399,10 @@ def _cause(stacks: Stacks, stack: int, otherwise: TraceCause) -> TraceCause:
         return named
     if not stack and otherwise is TraceCause.PYTHON:
         return TraceCause.UNKNOWN
-    return TraceCause.SYNCHRONISATION if is_synchronising(stacks.name(stack)) else otherwise
+    if is_synchronising(stacks.name(stack)):
+        return TraceCause.SYNCHRONISATION
+    of_call = cause_of_long_call(stacks.name(stack)) if otherwise is TraceCause.PYTHON else None
+    return of_call or otherwise
 
 
 def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]:

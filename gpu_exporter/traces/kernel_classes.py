@@ -33,7 +33,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             nccl\w* rccl\w* msccl\w* nvshmem\w* rocshmem\w* userbuffers kuserbuffers multimem lamport
             deepep all(?:reduce|gather|2all|toall)(?:v|base)? a2a reducescatter sendrecv
             crossdevicereduce symmmem customar (?:one|two|[12])shot quickreduce rsag sendsignal
-            barriertriton remotepush p2p pushpull pushsend pushrecv putsignal waitsignal halos?
+            barriertriton onstream exchangesplit remotepush p2p pushpull pushsend pushrecv putsignal waitsignal halos?
             internode intranode dpsk nvls
             """,
         ),
@@ -72,7 +72,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             MOE_CLASS,
             r"""
             moe(?:aux\w*|align|sum|(?:un)?permute|sort\w*|gate|gating|topk|scatter|gather|finalize|expand)
-            auxloss fusedgate topk(?:sum|reduce|weights?|ids?)
+            auxloss fusedgate topk(?:sum|reduce|weights?|ids?|withscore) dispatchlayout rowidmap
             """,
         ),
         (
@@ -82,7 +82,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             (?:[a-z])?gemv\w* [sb]gmv matmul\w* batchmatmul batchedgemm mulmat matvec nvjet cijk einsum
             marlin machete xdl xdlops splitk(?:reduce\w*|parallel|serial)? fusedmoe fmoe moegemm wgmma
             [a-z]?(?:syrk|trsm|trmm|herk|syr2k) [sdcz]symm lora contraction projkernel (?:up|down|gate)proj
-            [wa]\d+[wa](?:fp)?\d+ t?gmm
+            [wa]\d+[wa](?:fp)?\d+ t?gmm wvsplit\w*
             """,
         ),
         (ELEMENTWISE_CLASS, r"(?:act|silu|gelu|swiglu)andmul"),
@@ -211,7 +211,7 @@ _LISTS = re.compile(r"multitensor")
 # What runs the function that is its argument: cutlass::device_kernel, _kernel_agent of Thrust, trampoline_kernel.
 _RUNNER = re.compile(
     r"_*(?:(?:cuda|device|global|parallel|launch|local|memory|static|generic|eigen|meta|trampoline|kernel|agent|k?entry"
-    r"|main|impl|wrapper|invoke|run|function|\d+)_*)+",
+    r"|main|impl|wrapper|invoke|run|function|cutlass|\d+)_*)+",
     re.IGNORECASE,
 )
 # Namespaces in which all kernels belong to one class. Others say nothing, unless the kernel is called just `kernel`.
@@ -365,8 +365,20 @@ def avoids_tensor_cores(name: str) -> bool:
     return in_floats or kernel.base.startswith("Cijk_") or any(map(_OTHER_CORES.fullmatch, said))
 
 
+def _runs(name: str) -> str:
+    """Return the function that a kernel runs, if that is its first argument with a class; "" if it says more itself."""
+    kernel = parsed(name)
+    if not _RUNNER.fullmatch(kernel.base):
+        return ""
+    named = (argument for argument in kernel.arguments if not _TYPE.fullmatch(argument))
+    return next((argument for argument in named if _first(words(argument)) != OTHER_CLASS), "")
+
+
 def short_name(name: str, most: int = 80) -> str:
-    """Return the name of a kernel without return type, template arguments and parameters; of a copy the whole name."""
+    """Return the name of a kernel without return type, template arguments and parameters; of a copy the whole name.
+
+    What runs the function that is its argument, such as cutlass::device_kernel, has that function's name behind it.
+    """
     if name.startswith("Mem"):
         return name[:most]
     text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
@@ -382,4 +394,6 @@ def short_name(name: str, most: int = 80) -> str:
                 break
             kept.append(char)
     short = "".join(kept).strip() or text
+    if function := _runs(name):
+        short = f"{short}<{function}>"
     return short if len(short) <= most else f"{short[: most - 1]}…"

@@ -28,6 +28,7 @@ def read(content: Content) -> Trace:
     Raises OSError, and GpuExporterError if the file contains no events.
     """
     chunks, decoder, columns = Chunks(content), Decoder(), TraceColumns()
+    chunk = b""
     collecting = gc.isenabled()
     gc.disable()  # the events of a chunk contain no cycles, and there are many
     try:
@@ -46,6 +47,12 @@ def read(content: Content) -> Trace:
             "a trace that JAX wrote for trace viewers, which lacks the launches of kernels: use the .xplane.pb file"
             " that is beside it"
         )
+    is_complete = decoder.tail is None and not content.damage and chunk.rstrip().endswith((b"]", b"}"))
+    is_other = (
+        not sum(columns.dropped.values()) if columns.complete else is_complete and bool(chunk.strip(b" \t\r\n]}"))
+    )
+    if is_other and not columns.names:
+        raise GpuExporterError("no event in this JSON is one of the PyTorch profiler: this is no trace of it")
     return _trace(chunks.header, decoder, columns, +dropped)
 
 

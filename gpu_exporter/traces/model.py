@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,6 +23,14 @@ UINT64, UINT8 = {"dtype": np.uint64}, {"dtype": np.uint8}
 UNKNOWN = -1
 # Why an event is not analysed: the file ends in the middle of it.
 TRUNCATED = "cut off at the end of the file"
+
+
+class TraceRecorder(Enum):
+    """What recorded a trace."""
+
+    PYTORCH = "the PyTorch profiler"
+    JAX = "the profiler of JAX"
+    NSIGHT_SYSTEMS = "Nsight Systems"
 
 
 class DeviceKind(IntEnum):
@@ -228,6 +236,7 @@ class Trace:
     out_of_memory: MemoryEvents = field(default_factory=MemoryEvents.empty)  # allocations that failed
     shapes: Shapes = field(default_factory=Shapes.empty)
     messages: Messages = field(default_factory=Messages.empty)  # by start
+    recorder: TraceRecorder = TraceRecorder.PYTORCH
 
     @property
     def dropped_events(self) -> int:

@@ -29,6 +29,7 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     Trace,
+    TraceRecorder,
 )
 
 # `globalTid` has the process above this bit, and the thread below.
@@ -119,6 +120,7 @@ class _Export:
             devices=self._properties(),
             dropped=+self._dropped,
             base=self._begin(),
+            recorder=TraceRecorder.NSIGHT_SYSTEMS,
         )
 
     def _tables(self) -> Sequence[str]:

@@ -17,8 +17,8 @@ from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 # So many events at a time are Python objects, which need far more memory than columns.
 BLOCK = 1 << 18
 STEP = "ProfilerStep"
-# What changes with each step or run: the number of a step, the address of an object.
-_CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-fA-F]+")
+# What changes with each step or run: numbers of steps, addresses of objects, what emit_nvtx of PyTorch counts.
+_CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-fA-F]+|, (?:seq|op_id) = \d+")
 
 
 @dataclass(frozen=True)

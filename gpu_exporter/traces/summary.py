@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpu_exporter.traces.collectives import CallsByGroup
-from gpu_exporter.traces.model import Distributed
+from gpu_exporter.traces.model import Distributed, TraceRecorder
 from gpu_exporter.traces.rank_files import RankFile
 from gpu_exporter.traces.result import Advice, RankResult, RankTimeline
 from gpu_exporter.traces.waiting import Communication
@@ -35,6 +35,8 @@ class RankSummary:
     idle_stacks: Mapping[str, float]  # seconds by folded stack; empty without details, which are most of the size
     dropped: Mapping[str, int]
     repaired: int
+    launches: int = 0  # of kernels, by the host; 0 if there are GPUs
+    recorder: TraceRecorder = TraceRecorder.PYTORCH
 
     @property
     def rank_file(self) -> RankFile:

@@ -8,6 +8,7 @@ A message is divided in the same way between the two ranks that it connects, whe
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from gpu_exporter.traces.result import RankResult, WaitingFor
 
 # What kernels of NCCL for messages between ranks have in their names: these may be of two ranks, or of all.
 MESSAGES = "sendrecv"
+# What PyTorch records around the launch of such a kernel, where that is an operation of all ranks of a group.
+_OPERATION = re.compile(r"nccl:(?!(?:send|recv|coalesced)\b)(\w+)")
 # The groups of messages of two ranks, and of those of which the other rank's kernel is not known.
 MESSAGE, UNPAIRED = "message", ("", "")
 
@@ -74,7 +77,8 @@ def communication_of(trace: Trace, device: int, times: DeviceTimes, steps: Seque
     order, same = Counter[int](), Counter[tuple[int, int]]()
     rows: list[tuple[int, int, int, int, int, int]] = []
     chosen = np.flatnonzero(events.kind == DeviceKind.COMMUNICATION)
-    batches = _batches(trace, events, [at for at in chosen.tolist() if MESSAGES in _name(trace, events, at)])
+    exchanges = [at for at in chosen.tolist() if MESSAGES in _name(trace, events, at)]
+    batches, operations = _batches(trace, events, exchanges), _recorded_operations(trace, events, exchanges)
     for at in chosen[::-1].tolist():
         row = of_event.get(at)
         number, size, ranks, peer = UNKNOWN, 0, of_job.world_size if of_job else UNKNOWN, UNKNOWN
@@ -90,6 +94,8 @@ def communication_of(trace: Trace, device: int, times: DeviceTimes, steps: Seque
                 peer = max(source, destination)
         elif at in batches:
             (peer, size), name = batches[at], UNPAIRED
+        elif at in operations:
+            name = operations[at], ""
         key = groups.setdefault(name, len(groups))
         order[key] += 1
         number = -1 - order[key] if number == UNKNOWN else number
@@ -150,6 +156,26 @@ def _batches(trace: Trace, events: DeviceEvents, kernels: Sequence[int]) -> dict
             if len(peers) == 1:
                 received = requests.source[sent] != UNKNOWN
                 found[kernel] = int(peers[0]), max(int(sizes[sent[is_of]].sum()) for is_of in (received, ~received))
+    return found
+
+
+def _recorded_operations(trace: Trace, events: DeviceEvents, kernels: Sequence[int]) -> dict[int, str]:
+    """Return the operation of all ranks, such as all_to_all, inside whose range each kernel was launched, if any."""
+    matches = [_OPERATION.match(name) for name in trace.names]
+    host = trace.host_events
+    ranges = np.flatnonzero(np.isin(host.name, [row for row, match in enumerate(matches) if match]))
+    if not len(ranges) or not kernels:
+        return {}
+    calls = Launches(trace).rows_of(events.rows(np.array(kernels, dtype=np.int64)))
+    found = {}
+    for kernel, call in zip(kernels, calls.tolist(), strict=True):
+        if call == UNKNOWN:
+            continue
+        of_thread = ranges[host.thread[ranges] == host.thread[call]]
+        before = int(np.searchsorted(host.start[of_thread], host.start[call], side="right")) - 1
+        match = matches[host.name[of_thread[before]]] if before >= 0 else None
+        if match and host.start[call] <= host.end[of_thread[before]]:
+            found[kernel] = match[1]
     return found
 
 
@@ -278,9 +304,14 @@ def _with_parts(rank: RankResult, ranks: Sequence[RankResult], waits: Waits) -> 
     )
 
 
-def longer(slow: RankResult, others: Sequence[RankResult]) -> tuple[str, tuple[str, ...]]:
-    """Return what a rank did longer than the others, and where; if it did nothing longer, on what it lost most."""
+def longer(slow: RankResult, others: Sequence[RankResult], *, of_host: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Return what a rank did longer than the others, and where; if it did nothing longer, on what it lost most.
+
+    `of_host`: of what its host did, not of what its GPU computed.
+    """
     own = _spent(slow)
+    if of_host and len(own) > 1:
+        own.pop(COMPUTE, None)
     if not own:
         return "", ()
     usual = [_spent(rank) for rank in others]

@@ -28,6 +28,7 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     Trace,
+    TraceRecorder,
     contained,
     distinct,
 )
@@ -205,6 +206,7 @@ class _Profile:
             devices=self._devices,
             dropped=+self._dropped,
             base=base if 0 <= base < MOST_NS else 0,
+            recorder=TraceRecorder.JAX,
         )
 
     def _name(self, text: str) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_exporter.traces.advice import merged
 from gpu_exporter.traces.analysis import analyze
+from gpu_exporter.traces.model import TraceRecorder
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import Advice
 from tests.support.simulated_jobs import Job
@@ -264,6 +266,69 @@ WAITS: dict[str, tuple[SyntheticTrace, str, str]] = {
         _waits(("autograd::engine::evaluate_function: AccumulateGrad", "cpu_op"), call="cudaEventSynchronize"), "", ""
     ),
 }  # fmt: skip
+
+
+def test_allocations_beside_a_wait_are_not_that_wait(tmp_path: Path) -> None:
+    trace = _waits(("train.py(35): log", "python_function"))
+    for number in range(60):
+        trace.host("cudaMalloc", 521 + number, 0.5, "cuda_runtime")
+    assert "2 x cudaStreamSynchronize per step" in _advice(tmp_path, trace)["synchronisation"].text
+
+
+def test_work_that_waits_for_another_gpu_names_it(tmp_path: Path) -> None:
+    """Such as the layers of a model that is spread over the GPUs of one process."""
+    trace = SyntheticTrace()
+    for step in range(3):
+        for device in range(2):
+            start = 2000 * step + 1000 * device
+            trace.device(start, 1000, f"layer_{device}", launched=-100 + step, device=device)
+    first, second = analyze([read(trace.write(tmp_path / "trace.json"))]).ranks
+    found = [{cause.cause: cause.frames for cause in rank.idle_causes}["dependency"] for rank in (first, second)]
+    assert found == [
+        ("layer_0 on stream 7 after layer_1 on stream 7 of GPU 1",),
+        ("layer_1 on stream 7 after layer_0 on stream 7 of GPU 0",),
+    ]
+
+
+RECORDED: dict[str, tuple[SyntheticTrace, dict[TraceRecorder, str]]] = {
+    "launches": (
+        _idle("main"),
+        {
+            TraceRecorder.PYTORCH: "torch.compile(mode=",
+            TraceRecorder.JAX: "compile the whole step with one jax.jit",
+            TraceRecorder.NSIGHT_SYSTEMS: "cudaStreamBeginCapture",
+        },
+    ),
+    "launches of PyTorch": (_idle("aten::mm"), {TraceRecorder.NSIGHT_SYSTEMS: "torch.compile(mode="}),
+    "synchronise": (
+        _waits(("main", "user_annotation"), call="cudaDeviceSynchronize"),
+        {
+            TraceRecorder.PYTORCH: "2 x torch.cuda.synchronize() per step: leave it out",
+            TraceRecorder.NSIGHT_SYSTEMS: "2 x cudaDeviceSynchronize per step: keep values on the GPU, read",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_advice_is_for_what_the_program_is_written_with(tmp_path: Path, case: str) -> None:
+    trace, expected = RECORDED[case]
+    known = read(trace.write(tmp_path / "trace.json"))
+    for recorder, words in expected.items():
+        (found,) = analyze([replace(known, recorder=recorder)]).verdict.advice
+        assert words in found.text
+        assert ("torch" in found.text) == ("torch" in words)
+
+
+def test_a_late_start_on_the_same_stream_is_no_dependency_on_another(tmp_path: Path) -> None:
+    for stream, words in (
+        (7, "began late although no other stream worked"),
+        (9, "put independent work on a stream"),
+    ):
+        trace = SyntheticTrace()
+        trace.device(0, 100, launched=-40)
+        trace.device(150, 100, launched=-20, stream=stream)
+        assert words in _advice(tmp_path, trace)["dependency"].text
 
 
 @pytest.mark.parametrize("case", WAITS)

@@ -442,6 +442,26 @@ def test_advice_on_kernels_states_its_saving(tmp_path: Path) -> None:
     assert set(savings) == {"fusion", "tensor_cores"}
 
 
+def test_launches_without_correlation_numbers_are_found_by_their_external_ids(tmp_path: Path) -> None:
+    """As in traces of old versions on ROCm."""
+    trace = SyntheticTrace()
+    trace.device(0, 100, launched=-20)
+    trace.device(600, 100)
+    for event in trace.events:
+        event["args"]["External id"] = event["args"].pop("correlation")
+    (rank,) = _analyzed(tmp_path, trace).ranks
+    assert [(cause.cause, round(cause.seconds * 1e6)) for cause in rank.idle_causes] == [("launch_overhead", 500)]
+
+
+def test_launches_without_gpu_events_were_not_recorded(tmp_path: Path) -> None:
+    """Advice to record the GPU, too, would be wrong: the job did."""
+    trace = SyntheticTrace()
+    trace.launch(0)
+    trace.launch(10)
+    with pytest.raises(GpuExporterError, match=r"0\.json: no GPU events, although the host launched 2 kernels"):
+        _analyzed(tmp_path, trace)
+
+
 @pytest.mark.parametrize("category", ["cpu_op", "mtia_ccp_events"])
 def test_without_gpu_events_there_is_one_clear_error(tmp_path: Path, category: str) -> None:
     trace = SyntheticTrace()

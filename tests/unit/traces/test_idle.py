@@ -106,6 +106,38 @@ CASES: dict[str, tuple[SyntheticTrace, Causes]] = {
     ),
     # The first launch of a kernel loads it.
     "a launch of a millisecond": (_gap(1000, 100, 1000), {"launch_overhead": 1000}),
+    "pool, managed memory, segments, and XLA's allocator": (
+        _gap(
+            5000,
+            4100,
+            host=_both(
+                _sync((100, 1100), name="cudaMallocAsync"),
+                _sync((1100, 2100), name="cuMemAllocManaged"),
+                _sync((2100, 3100), name="cuMemCreate"),
+                _frame("Build buffer allocations", 3100, 4100),
+            ),
+        ),
+        {"launch_overhead": 5, "dependency": 995, "allocation": 4000},
+    ),
+    "a call that loads kernels first": (
+        _gap(
+            5000,
+            5095,
+            host=_both(
+                _sync((100, 2100), name="cudaStreamCreateWithFlags"),
+                _sync((2100, 5095), name="cudaOccupancyMaxActiveBlocksPerMultiprocessor"),
+            ),
+        ),
+        {"launch_overhead": 5, "compilation": 4995},
+    ),
+    "the same where it is short": (
+        _gap(500, 595, host=_sync((100, 595), name="cudaOccupancyMaxActiveBlocksPerMultiprocessor")),
+        {"launch_overhead": 500},
+    ),
+    "arrays of JAX, while the GPU is idle": (
+        _gap(5000, 5095, host=_frame("jax/_src/api.py(3165): try_to_block", 100, 5095)),
+        {"launch_overhead": 5, "unknown": 4995},
+    ),
     "a launch that takes longer": (_gap(6100, 140, 6050), {"launch_overhead": 40, "compilation": 6060}),
     "a launch that takes longer, after a wait": (
         _gap(6100, 140, 6050, host=_sync((10, 102))), {"synchronisation": 40, "compilation": 6060}
@@ -119,6 +151,11 @@ CASES: dict[str, tuple[SyntheticTrace, Causes]] = {
         {"synchronisation": 500},
     ),
     "a wait that ended while the GPU had work": (_gap(500, 595, host=_sync((10, 70))), {"launch_overhead": 500}),
+    # Allocations wait only if the GPU works meanwhile.
+    "an allocation while the GPU is idle": (
+        _gap(500, 595, host=_sync((110, 120), name="cuMemAlloc")), {"allocation": 10, "launch_overhead": 490}
+    ),
+    "an allocation that waits": (_gap(500, 595, host=_sync((10, 102), name="cudaFree")), {"allocation": 500}),
     "a wait during the gap": (
         _gap(500, 595, host=_sync((200, 400))), {"launch_overhead": 0, "synchronisation": 500}
     ),

@@ -229,6 +229,7 @@ def test_begin_and_end_events_are_counted(tmp_path: Path) -> None:
         ({"grid": [-4, 1, 1]}, "blocks", UNKNOWN),
         ({"grid": [2**31, 1, 1]}, "blocks", UNKNOWN),
         ({"grid": [0, 1, 1]}, "blocks", 0),
+        ({"grid": [0, 0, 0]}, "blocks", UNKNOWN),
         ({"bytes": 4096.0}, "bytes", 4096),
     ],
 )
@@ -482,7 +483,10 @@ def test_memory_events_are_read(tmp_path: Path) -> None:
         (b"\x1f\x8b\x08", "gzip"),
         (b'{"traceEvents": []}', "contains no events"),
         (b"[]", "contains no events"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name", "pid": 1}]}', "contains no events"),
         (b'{"nodes": [{"name": "a"}]}', "no list of traceEvents"),
+        (b'[{"id": 1, "timestamps": []}, {"id": 2, "timestamps": []}]', "no event in this JSON is one of the PyTorch"),
+        (b'[{"ph": "X", "name": "[MEMCPY] HtoD", "ts": 1, "dur": 2}]', "no event in this JSON is one of the PyTorch"),
     ],
 )
 def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:

@@ -301,6 +301,12 @@ def test_an_export_without_events(tmp_path: Path, schema: str, said: str) -> Non
         read(export(tmp_path / "empty.sqlite", {}, schema))
 
 
+def test_an_export_without_gpu_events_names_the_option_of_nsys(tmp_path: Path) -> None:
+    ranges = {"NVTX_EVENTS": ROWS["NVTX_EVENTS"], "StringIds": ROWS["StringIds"]}
+    with pytest.raises(GpuExporterError, match=r"no GPU events.*: record with `nsys profile --trace=cuda"):
+        analyze([read(export(tmp_path / "report.sqlite", ranges))])
+
+
 def test_damaged_exports(tmp_path: Path) -> None:
     """Each is one line, never a traceback, wherever the damage is."""
     content = export(tmp_path / "whole.sqlite", ROWS).read_bytes()

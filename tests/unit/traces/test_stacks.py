@@ -86,6 +86,7 @@ def test_a_child_that_outlives_its_parent_is_cut(tmp_path: Path) -> None:
             "torch/b.py(1): g > cudaLaunchKernel",
         ),
         (["torch/a.py(1): f"], "torch/a.py(1): f"),
+        (["aten::linear, seq = 3, op_id = 8", "aten::mm, seq = 4", "cudaMalloc"], "aten::mm > cudaMalloc"),
         (["train.py(3): f", "at object at 0x7f3a", "call at 0xAF"], "train.py(3): f > call"),
     ],
 )

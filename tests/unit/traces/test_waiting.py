@@ -150,6 +150,55 @@ MESSAGES: dict[str, tuple[list[Call], list[Call], list[tuple[int, float]], list[
 }  # fmt: skip
 
 
+RECORDED = {
+    "all_to_all": ("nccl:all_to_all", (200, 300), (200, 0)),
+    "scatter": ("nccl:scatter", (200, 300), (200, 0)),
+    "a message is no collective": ("nccl:send 0->1", (None, None), (None, None)),
+    "several messages are none": ("nccl:coalesced", (None, None), (None, None)),
+    "nothing is recorded": ("forward", (None, None), (None, None)),
+}
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_kernels_of_sendrecv_are_collectives_if_they_are_launched_inside_one(tmp_path: Path, case: str) -> None:
+    """Old versions of PyTorch, and RCCL, record no arguments of kernels, but the range of the operation."""
+    recorded, early, late = RECORDED[case]
+    traces = []
+    for rank, start in enumerate((100, 100, 400)):
+        trace = SyntheticTrace(rank=rank, world_size=3)
+        trace.device(0, start, launched=-20)
+        trace.host(recorded, 50, 20, "user_annotation")
+        trace.device(start, 600 - start, "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", launched=55, stream=9)
+        traces.append(trace)
+    ranks = _analyzed(tmp_path, *traces).ranks
+    assert [_parts(rank) for rank in ranks] == [early, early, late]
+    assert {waiting.rank for rank in ranks for waiting in rank.waiting} == ({2} if early[0] else set())
+
+
+def test_a_slow_host_is_named_by_what_the_host_did(tmp_path: Path) -> None:
+    """Although its GPU also takes a larger share of its shorter span."""
+    traces = []
+    for rank in range(3):
+        trace, now = SyntheticTrace(rank=rank, world_size=3), 0.0
+        for step in range(6):
+            slow = rank == 1
+            end, begin = now + 20_000, now + (4_000 if slow else 0)
+            trace.step(step, now, 20_000)
+            if slow:
+                trace.host("train.py(10): tokenize", now, 4_000)
+            computed = 8_900 if slow else 5_000
+            trace.device(begin + 20, computed, launched=begin + 10)
+            arguments = {**ALLREDUCE, "Group size": 3, "Seq": step}
+            start = begin + 20 + computed
+            trace.device(start, end - 100 - start, "ncclDevKernel_X", launched=begin + 30, stream=9, args=arguments)
+            trace.host("cudaStreamSynchronize", begin + 40, end - begin - 50, "cuda_runtime")
+            now = end
+        traces.append(trace)
+    straggler = _analyzed(tmp_path, *traces).straggler
+    assert straggler
+    assert (straggler.rank, straggler.kind, straggler.frames[:1]) == (1, "host", ("train.py(10): tokenize",))
+
+
 @pytest.mark.parametrize("case", MESSAGES)
 def test_messages_are_compared_between_their_two_ranks(tmp_path: Path, case: str) -> None:
     *calls, first, second = MESSAGES[case]
