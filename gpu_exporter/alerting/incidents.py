@@ -26,7 +26,7 @@ from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS, network
-from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
+from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULT_KEY, FAULTS, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.conditions.signal import DEVICE
@@ -242,7 +242,6 @@ OPEN_GPUS = Aggregate(
     ),
     _ROW,
 )
-_OF_FAULT = f"cluster, {CAUSE}, {XID}"
 _CULPRIT_NODES = f"""count by ({KEY}) (
   group by ({KEY}, node) ({_OF_NODES})
   unless
@@ -258,7 +257,7 @@ OPEN_NODES = Aggregate(
         f"max by ({KEY}) ({_of_job(_NODES_OF_JOB, _OF_WHOLE)})\nor\n"
         + _total(_CULPRIT_NODES, f"max by ({KEY}) ({_of_job(f'count by ({_JOB}) ({WAITING.record})')})")
     )
-    + f"\nor\n{_of_open(f'count by ({_OF_FAULT}) ({FAULTS})', _OF_FAULT)}",
+    + f"\nor\n{_of_open(f'count by ({FAULT_KEY}) ({FAULTS})', FAULT_KEY)}",
     _ROW,
 )
 _OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
@@ -325,8 +324,8 @@ def _effects() -> Iterator[str]:
         if terms:
             yield f'label_replace({total} by ({KEY}) (\n{joined}\n), "within", "{place.value}", "", "")'
     same = f'{EXPLAINED.record}{{alertname=~"{"|".join(FLEET_CAUSES)}"}}'
-    nodes = f'count by ({_OF_FAULT}) (label_replace({same}, "{CAUSE}", "$1", "alertname", "(.+)"))'
-    fleet = f'{PLACES.record}{{{CAUSE}!=""}} * on ({_OF_FAULT}) group_left () {nodes}'
+    nodes = f'count by ({FAULT_KEY}) (label_replace({same}, "{CAUSE}", "$1", "alertname", "(.+)"))'
+    fleet = f'{PLACES.record}{{{CAUSE}!=""}} * on ({FAULT_KEY}) group_left () {nodes}'
     yield f'label_replace(max by ({KEY}) ({fleet}), "within", "fleet", "", "")'
 
 

@@ -9,9 +9,9 @@ import re
 from gpu_exporter.app.endpoint import ProfileAccess
 from gpu_exporter.app.handler import Handler, TokenOrPassword
 from gpu_exporter.app.lifecycle import is_cross_site
-from gpu_exporter.http.handler import TEXT
+from gpu_exporter.http.handler import JSON, TEXT
 
-JSON, PPROF = "application/json", "application/octet-stream"
+PPROF = "application/octet-stream"
 OFF = "profiles are off: start the exporter with --profile (docs/profile.md)\n"
 NOT_ALLOWED = "not allowed to see profiles, which show code: name your user in --profile-users (docs/profile.md)\n"
 GONE = "there is no profile with this id and stacks\n"

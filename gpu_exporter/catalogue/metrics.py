@@ -507,6 +507,8 @@ OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is 
 
 # The sets of rows that host/ reads.
 OF_HOSTS = frozenset({HOST, NIC})
+# The rows whose labels name the owner of a GPU.
+OWNERS = frozenset({POD_INFO, JOB_INFO, CONTAINER_INFO})
 
 
 def selected(choice: MetricSet, *, processes: bool = False, host: bool = False) -> tuple[Metric, ...]:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Metric
 
-MIB = 2.0**20
 PERCENT = 0.01
 
 
@@ -48,10 +47,10 @@ READABLE: Mapping[Metric, Readable] = {
     m.GPU_TEMP: Readable("temperature_celsius"),
     m.MEMORY_TEMP: Readable("memory_temperature_celsius"),
     m.TEMP_MARGIN: Readable("thermal_margin_celsius"),
-    m.FB_TOTAL: Readable("memory_total_bytes", MIB),
-    m.FB_FREE: Readable("memory_free_bytes", MIB),
-    m.FB_USED: Readable("memory_used_bytes", MIB),
-    m.FB_RESERVED: Readable("memory_reserved_bytes", MIB),
+    m.FB_TOTAL: Readable("memory_total_bytes", m.MIB),
+    m.FB_FREE: Readable("memory_free_bytes", m.MIB),
+    m.FB_USED: Readable("memory_used_bytes", m.MIB),
+    m.FB_RESERVED: Readable("memory_reserved_bytes", m.MIB),
     m.FB_USED_RATIO: Readable("memory_used_ratio"),
     m.FAN: Readable("fan_speed", PERCENT),
     m.PSTATE: Readable("performance_state"),

@@ -63,7 +63,7 @@ def _of_gpu(values: Mapping[Metric, float], named: Mapping[int, str], files: Hos
     if hidden > 0:
         yield f"{hidden} {'process that is' if hidden == 1 else 'processes that are'} {HIDDEN}"
     elif not named and memory >= HELD_MEMORY:
-        yield f"a program that is {HIDDEN}, with {binary_size(memory * 2**20)} of its memory"
+        yield f"a program that is {HIDDEN}, with {binary_size(memory * m.MIB)} of its memory"
 
 
 def _owner(pid: int, files: HostFiles) -> str:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from gpu_exporter.top.feeds import Feed
 
 MISSING = "top needs Rich, which is not installed: pip install rich"
-# The class and the findings are of so many seconds, as in `diagnose`.
-SECONDS, MOST_SECONDS = 20.0, 300.0
+MOST_SECONDS = 300.0
 
 
 @command("top", Command)
@@ -57,7 +56,7 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
         return
     from gpu_exporter.top.app import run
 
-    clean = run(lambda: _feed(config, url, credentials, seconds, "all" if one_job else ""))
+    clean = run(lambda: _feed(config, url, credentials, seconds, one_job=one_job))
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         sys.stdout.flush()
         os._exit(0)
@@ -76,9 +75,10 @@ def _print_once(config: Config) -> None:
         click.echo(line)
 
 
-def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, job: str) -> Feed:
+def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, *, one_job: bool) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
+    from gpu_exporter.diagnosis.result import ONE_JOB
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
@@ -89,6 +89,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
     from gpu_exporter.top.tracker import BANNERS, Tracker
 
+    job = ONE_JOB if one_job or config.recording else ""  # a recording is of one job
     if url:
         _refuse_source(config)
         return UrlFeed(Remote(url, **credentials), Tracker(seconds, job=job))
@@ -98,8 +99,6 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
         config = replace(config, source=REPLAY.name)
     source = make_source(config)
     kind = "simulated" if source.description == OF_SIMULATED else source.name
-    if config.recording:
-        job = "all"  # a recording is of one job
     events = EventLog(load(config.xid_overrides), lambda pci: None) if source.live else None
     kernel_log = None
     if events and config.kernel_log not in ("", "none") and not is_remote(config, source.name):

@@ -38,8 +38,6 @@ def cells(window: Window, diagnosis: Diagnosis, hit_by: str = "") -> Cells:
     finding, severity = worst(diagnosis)
     device, identity, shares, largest = diagnosis.device, diagnosis.identity, diagnosis.shares, diagnosis.largest
     name = printable(identity.gpu or device.uuid, LONGEST)
-    pod = identity.pod or identity.workload
-    owner = f"{identity.namespace}/{pod}" if identity.namespace and pod else pod
     return {
         "GPU": f"{name}/{printable(device.instance, 20)}" if device.instance else name,
         "MODEL": printable(identity.model, LONGEST) or ABSENT,
@@ -48,7 +46,7 @@ def cells(window: Window, diagnosis: Diagnosis, hit_by: str = "") -> Cells:
         "LOSS": narrow(lost(shares) if shares else None, "ratio"),
         "MOSTLY": WORDS[largest] if largest else ABSENT,
         "FINDING": hit_by if hit_by and severity in (None, Severity.INFO) else finding,
-        "OWNER": printable(owner, LONGEST) or ABSENT,
+        "OWNER": printable(identity.owner, LONGEST) or ABSENT,
     }
 
 

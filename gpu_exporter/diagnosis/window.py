@@ -114,6 +114,12 @@ class DeviceIdentity:
         """The workload with its namespace; empty if it is unknown."""
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
+    @property
+    def owner(self) -> str:
+        """The pod with its namespace; the workload of a GPU without a pod."""
+        pod = self.pod or self.workload
+        return f"{self.namespace}/{pod}" if self.namespace and pod else pod
+
     def over(self, earlier: DeviceIdentity, down: str, slices: float) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one, but without an owner.
 

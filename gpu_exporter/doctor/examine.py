@@ -191,8 +191,7 @@ def _choice(reason: str, never: str) -> Iterable[Finding]:
 def _health(status: GpuStatus, verdict: Verdict) -> Iterable[Finding]:
     """Yield the finding on the verdict, unless it is healthy or the GPU does not answer, which is another finding."""
     if status.up and verdict.problems:
-        words = "; ".join(problem.words for problem in verdict.problems)
-        yield Finding("health", FindingLevel.WARN, f"{verdict.health.value}: {words}", REPAIRS[verdict.action])
+        yield Finding("health", FindingLevel.WARN, f"{verdict.health.value}: {verdict.words}", REPAIRS[verdict.action])
 
 
 def _mig(values: Mapping[Metric, float], instances: int) -> Iterable[Finding]:

@@ -34,8 +34,6 @@ from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.reports.numbers import capitalised
 from gpu_exporter.version import __version__
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSource:
@@ -55,7 +53,7 @@ SOURCES: Mapping[str, MeasurementSource] = {
     "pcie": MeasurementSource((m.PCIE_TX, m.PCIE_RX)),
     "power": MeasurementSource((m.POWER,), limit=(m.POWER_LIMIT, m.POWER_SET)),
     "temperature": MeasurementSource((m.GPU_TEMP,), limit=(m.SLOWDOWN_TEMP,)),
-    "memory_used": MeasurementSource((m.FB_USED,), MIB, limit=(m.FB_TOTAL,)),
+    "memory_used": MeasurementSource((m.FB_USED,), m.MIB, limit=(m.FB_TOTAL,)),
 }
 NAMES = tuple(each.name for each in MEASUREMENTS)
 PROCESS_METRICS = (m.PROCESS_MEMORY, m.PROCESS_SM, m.HOST_PROCESS)
@@ -137,7 +135,6 @@ def numbers(snapshot: Snapshot, *, all_details: bool = True) -> Mapping[tuple[st
 if TYPE_CHECKING:
     from gpu_exporter.events.event_log import EventLog
 
-OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 CLASSES = {each.name: place for place, each in enumerate(BOTTLENECKS)}
 # The last XIDs of a GPU that its entry has.
 MOST_XIDS = 20
@@ -280,7 +277,7 @@ class LiveMonitor:
         """Return an entry for each GPU, and after it one for each of its MIG instances."""
         owners: dict[str, list[dict[str, str]]] = defaultdict(list)
         for series, _ in snapshot.samples:
-            if series.metric in OWNERS and series.gpu is not None:
+            if series.metric in m.OWNERS and series.gpu is not None:
                 owners[series.gpu.uuid].append(dict(series.labels))
         found = numbers(snapshot)
         xids = self._xids()

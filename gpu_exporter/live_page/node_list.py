@@ -76,11 +76,7 @@ def _row(node: ListedNode) -> _Row:
         return _Row(node.prefix, node.name, None, Health.UNKNOWN, problem)
     sick = [verdict for verdict in snapshot.verdicts if verdict.health is not Health.HEALTHY]
     sick.sort(key=lambda verdict: verdict.health, reverse=True)
-    problems = [
-        f"GPU {verdict.gpu.index}: {'; '.join(problem.words for problem in verdict.problems)}"
-        for verdict in sick
-        if verdict.problems
-    ]
+    problems = [f"GPU {verdict.gpu.index}: {verdict.words}" for verdict in sick if verdict.problems]
     unknown = sum(not verdict.problems for verdict in sick)
     if unknown:
         problems.append(f"health of {unknown} GPUs unknown" if unknown > 1 else "health of one GPU unknown")

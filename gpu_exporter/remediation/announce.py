@@ -15,6 +15,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.kubernetes.writer import FIELD_MANAGER
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import NodeFinding
@@ -33,7 +34,6 @@ decisions = logging.getLogger("gpu_exporter.remediation.decisions")
 NOTIFY_SECONDS = 5.0
 MOST_TOKEN_BYTES = 1 << 12
 MOST_WORDS = 400
-COMPONENT = "gpu-exporter-remediation"
 # Reasons of Events.
 DONE = {
     Verb.CORDON: "Cordoned",
@@ -151,7 +151,7 @@ class Announcer:
             "reason": f"Gpu{'Would' if dry_run and reason != 'Waiting' else ''}{reason}",
             "message": printable(words, MOST_WORDS),
             "type": kind,
-            "source": {"component": COMPONENT, "host": self._identity},
+            "source": {"component": FIELD_MANAGER, "host": self._identity},
             "firstTimestamp": stamp(now)[:19] + "Z",
             "lastTimestamp": stamp(now)[:19] + "Z",
             "count": 1,

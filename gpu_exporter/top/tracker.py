@@ -49,7 +49,7 @@ class ShownHolders:
         if leader.get("pid") and leader["pid"] not in rows:
             processes.insert(0, ProcessRow(leader["pid"], command=_command(leader)))
         named = self.owners.get((device.uuid, device.instance), {})
-        owner = _pod(identity) or _named(named) or _named(leader)
+        owner = identity.owner or _named(named) or _named(leader)
         if not owner and processes:
             program = processes[0].command.partition(" ")[0].rpartition("/")[2]
             owner = f"pid {processes[0].pid} {program}".strip()
@@ -88,11 +88,6 @@ def _add(held: ShownHolders, sample: ScrapedSample, command_of: Callable[[str], 
 def _command(labels: Mapping[str, str]) -> str:
     name = labels.get("command") or labels.get("process") or labels.get("process_name") or labels.get("name", "")
     return printable(name, LONGEST_COMMAND)
-
-
-def _pod(identity: DeviceIdentity) -> str:
-    pod = identity.pod or identity.workload
-    return f"{identity.namespace}/{pod}" if identity.namespace and pod else pod
 
 
 def _named(labels: Mapping[str, str]) -> str:

@@ -58,7 +58,6 @@ TOGETHER, ALONE = "ddp_balanced", ("train_big_batch", "compute_bound_bf16_gemm")
 # Units of values that are constant during an activity.
 HELD = STATES | {"MiB"}
 MEMORY = (m.FB_USED.key, m.FB_FREE.key)
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +140,7 @@ def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, Valu
         train=_activity(name, keys, phases[name]),
         save=_activity("save", keys, {**copy, **held, rx: copy[tx], tx: copy[rx]}),
         hold=_activity("hold", keys, {**phases[IDLE], **held}),
-        copy_seconds=held[m.FB_USED.key].mode * MIB / copy[rx].mean,
+        copy_seconds=held[m.FB_USED.key].mode * m.MIB / copy[rx].mean,
     )
 
 
