@@ -30,6 +30,7 @@ from gpu_exporter.io.user_text import (
     names,
     nearest,
     networks,
+    path_or_none,
     patterns,
     positive,
     reasons,
@@ -136,7 +137,7 @@ class Config:
     node_name: str            = _setting(PODS, "Node name for the Hostname label. Default: the host of a remote host engine, NODE_NAME of the environment, or the host name.", str, "")
     no_hostname: bool         = _setting(PODS, "Omit the Hostname label.", boolean, "false")
     expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the number of NVIDIA GPUs on the PCI bus, or the most GPUs seen if that is higher.", count)
-    kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
+    kernel_log: Path | None   = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", path_or_none, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs, incidents, what GPUs did for jobs and what links reached across restarts, and the results of `check --active`.", Path)
     job_reports: Path | None  = _setting(HEALTH, "Directory for a report of each job that has ended on this node, as HTML and JSON; see docs/diagnose.md. Needs --state-dir.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
@@ -269,7 +270,7 @@ def _text(value: object, parse: Callable[[str], object]) -> str:
         raise ValueError("needs one value; add it, or remove the key")
     if not isinstance(value, bool | int | float | str | date):
         raise ValueError(f"needs one value, not {printable(repr(value), 60)}")
-    if parse in (str, Path) and isinstance(value, bool | float | date):
+    if parse in (str, Path, path_or_none) and isinstance(value, bool | float | date):
         raise ValueError(f"YAML reads this as {value}, which is not text; put it in quotes")
     if isinstance(value, str) and not value.isprintable():
         raise ValueError("has control characters; remove them")

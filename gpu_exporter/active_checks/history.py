@@ -225,7 +225,7 @@ class ActiveCheckWatch:
         yield Sample(self._plain(gpu, "at"), run.at)
 
     def _rate(self, gpu: Gpu, quantity: Quantity) -> Series:
-        metric = m.CHECK_RATE if quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
+        metric = quantity.metric
         labels = (("quantity", quantity.value),)
         return self._kept(gpu, quantity.value, Series(metric, gpu, labels))
 

@@ -36,12 +36,12 @@ def events_command(as_json: bool, **values: Any) -> None:
     at that time.
     """
     config = Config(**values)
-    if config.kernel_log in ("", "none"):
+    path = config.kernel_log
+    if path is None:
         raise GpuExporterError(
             "the kernel log is disabled. A running exporter lists its XIDs at /api/v1/events; to read a kernel log,"
             " name it with --kernel-log, such as /dev/kmsg"
         )
-    path = Path(config.kernel_log)
     log = _ring(path, config.procfs) if _is_ring(path) else _file(path)
     for note in _left_out(log):
         click.echo(f"kernel log {path}: {note}", err=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -84,7 +83,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.host.files import HostFiles
     from gpu_exporter.http.client import Remote
     from gpu_exporter.owners.host_owner import host_evidence
-    from gpu_exporter.sources.choice import is_remote, make_source
+    from gpu_exporter.sources.choice import is_local, make_source
     from gpu_exporter.top.commands import CommandLines
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
     from gpu_exporter.top.tracker import BANNERS, Tracker
@@ -101,8 +100,8 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     kind = "simulated" if source.description == OF_SIMULATED else source.name
     events = EventLog(load(config.xid_overrides), lambda pci: None) if source.live else None
     kernel_log = None
-    if events and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
-        kernel_log = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
+    if events and config.kernel_log and is_local(config, source):
+        kernel_log = KernelWatch(events, config.kernel_log, None, procfs=config.procfs)
     host = host_evidence(source, config, INTERVAL_SECONDS)
     return SourceFeed(
         source,

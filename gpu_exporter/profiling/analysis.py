@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter.io.decoding import json_as, printable
+from gpu_exporter.io.decoding import GZIP, json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.trace_file import MOST_TRACE_BYTES
 from gpu_exporter.profiling.trace_session import TakenTrace
@@ -24,7 +24,6 @@ MOST_ANSWER_BYTES = 256 << 20
 MOST_ERROR_BYTES = 64 << 10
 PRIVATE = 0o600
 BLOCK_BYTES = 1 << 20
-GZIP = b"\x1f\x8b"
 
 
 def analyze(

@@ -24,7 +24,7 @@ from gpu_exporter.remediation.ledger import stamp
 from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import NodePool, Notify
+from gpu_exporter.remediation.settings import MOST_TOKEN_BYTES, NodePool, Notify
 from gpu_exporter.remediation.state import REPAIR, WatchedNode
 from gpu_exporter.remediation.workload import Eviction, JobLoad
 
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 decisions = logging.getLogger("gpu_exporter.remediation.decisions")
 
 NOTIFY_SECONDS = 5.0
-MOST_TOKEN_BYTES = 1 << 12
 MOST_WORDS = 400
 # Reasons of Events.
 DONE = {

@@ -74,6 +74,8 @@ GANG_LABELS = (
     "ray.io/cluster",
     *JOB_LABELS,
 )
+# The most that is read from the file of a token.
+MOST_TOKEN_BYTES = 1 << 12
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
