@@ -168,9 +168,8 @@ QUANTITIES = {quantity.value: quantity for quantity in Quantity}
 class ActiveCheckWatch:
     """Offers the last active check of each GPU. A file that cannot be read is logged once; the last result stays."""
 
-    def __init__(self, directory: Path, seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, directory: Path) -> None:
         self._checks = ActiveChecks(directory)
-        self._seconds = seconds
         self._stopping = threading.Event()
         self._complained = ""
         self._series: dict[tuple[str, str], Series] = {}
@@ -188,7 +187,7 @@ class ActiveCheckWatch:
     def _follow(self) -> None:
         while not self._stopping.is_set():
             self.poll()
-            self._stopping.wait(self._seconds)
+            self._stopping.wait(INTERVAL_SECONDS)
 
     def poll(self) -> None:
         """Read the file if it was written since. Only the last runs are kept: a full history is several MiB."""

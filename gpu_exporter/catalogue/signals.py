@@ -19,16 +19,16 @@ from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, Derived, Read,
 from gpu_exporter.model.metric import Metric
 
 
-def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None, bit: int | None = None) -> tuple[Read, ...]:
+def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None) -> tuple[Read, ...]:
     """Return the ways to read a metric: its integral, its classic name, its new name.
 
     `scale` is the signal's unit per unit of the classic name.
     """
     reads = [Read(total.name, rate=True)] if total else []
-    reads.append(Read(metric.name, scale, bit=bit, where=metric.labels))
+    reads.append(Read(metric.name, scale, where=metric.labels))
     renamed = modern(metric)
     if renamed:
-        reads.append(Read(renamed[0], scale / renamed[1], bit=bit))
+        reads.append(Read(renamed[0], scale / renamed[1]))
     return tuple(reads)
 
 
@@ -238,7 +238,7 @@ FB_USED = Signal(
     "fb_used",
     "bytes",
     "Device memory in use by programs",
-    _reads(m.FB_USED, 2.0**20),
+    _reads(m.FB_USED, m.MIB),
     per_instance=True,
     plain="GPU memory in use {}",
 )
@@ -246,7 +246,7 @@ FB_FREE = Signal(
     "fb_free",
     "bytes",
     "Device memory that is free",
-    _reads(m.FB_FREE, 2.0**20),
+    _reads(m.FB_FREE, m.MIB),
     per_instance=True,
     plain="GPU memory free {}",
 )
@@ -280,7 +280,7 @@ FB_PEAK_FREE = Signal(
     "fb_peak_free",
     "bytes",
     "Device memory that was free at the peak of the last minute; without peaks, as of the scrape",
-    (Derived(_FB_USABLE, "-", FB_PEAK), *_reads(m.FB_FREE, 2.0**20)),
+    (Derived(_FB_USABLE, "-", FB_PEAK), *_reads(m.FB_FREE, m.MIB)),
     per_instance=True,
     plain="least GPU memory free {}",
 )

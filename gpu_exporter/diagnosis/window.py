@@ -215,11 +215,6 @@ class Scrapes:
         return before if before.value == value else before._replace(value=value)
 
 
-def as_scrape(snapshot: Snapshot) -> Scrape:
-    """Return a snapshot as a scrape of it would look."""
-    return Scrapes().of(snapshot)
-
-
 def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
     """Compute all signals of scrapes (in order of time). With `job`, all devices are ranks of a job of that name.
 

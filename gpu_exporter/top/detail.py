@@ -22,7 +22,7 @@ VALUE, GAUGE = 26, 16
 
 def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> list[Line]:
     """Return all lines about a GPU of a view. The beginning is the most important."""
-    lines = [cut(line, width) for line in _head(row, now)]
+    lines = [cut(line, width) for line in _head(row)]
     if row.gone or row.down:
         why = capitalised(no_data(row.gone)) if row.gone else f"It does not answer: {row.down}"
         lines += wrapped(f"{why}.", width, "  ", "bad", first="  ")
@@ -37,7 +37,7 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> li
     return lines
 
 
-def _head(row: GpuRow, now: float) -> Iterator[Line]:
+def _head(row: GpuRow) -> Iterator[Line]:
     about = [text for text in (row.model, row.key.uuid, row.node) if text]
     held = "  last held by " if row.gone or row.down else "  held by "
     owner = (Span(held, "dim"), Span(row.owner)) if row.owner else ()

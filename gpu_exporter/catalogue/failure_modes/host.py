@@ -65,13 +65,11 @@ NOT_RUNNING = Or(IS_THROTTLED, SWAPS, IS_STARVED, name="host_not_running")
 KEPT_WAITING = Or(IS_THROTTLED, SWAPS, IS_STARVED, IS_BLOCKED, name="host_kept_waiting")
 
 
-def _profile(
-    *, cpu: float = 0.3, wait: float = 0.0, blocked: float = 0.0, gpu: Values = profiles.SLEEPY, **more: float
-) -> Values:
+def _profile(*, cpu: float = 0.3, wait: float = 0.0, blocked: float = 0.0, **more: float) -> Values:
     """Return the values of a GPU whose host does this; `more` are values of workers by the end of their row's name."""
     workers = {"cpu": 0.0, "wait": 0.0, "blocked": 0.0, "active": 0.0, "use": 0.1, **more}
     return {
-        **gpu,
+        **profiles.SLEEPY,
         m.HOST_LAUNCH_CPU: Ramp(0, cpu),
         m.HOST_LAUNCH_WAIT: Ramp(0, wait),
         m.HOST_LAUNCH_BLOCKED: Ramp(0, blocked),

@@ -121,8 +121,8 @@ class InspectorContent:
 class InspectorWatch(RowThread):
     """Keeps the bandwidths of the files up to date. A file is found by the UUID of its GPU, which is in its name."""
 
-    def __init__(self, directory: Path, period: float = PERIOD_SECONDS) -> None:
-        super().__init__("nccl-inspector", "NCCL Inspector", period)
+    def __init__(self, directory: Path) -> None:
+        super().__init__("nccl-inspector", "NCCL Inspector", PERIOD_SECONDS)
         self._directory = directory
         self._contents: dict[str, InspectorContent] = {}
         self._complained: Collection[Path] = ()
