@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import groupby
 
 from gpu_exporter import config
-from gpu_exporter.alerting import banner
+from gpu_exporter.alerting import banner, runbooks
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter import flags
@@ -218,7 +218,7 @@ def health() -> str:
 
 def _reason(fault: Fault) -> tuple[str, ...]:
     words = SLOT.sub("*n*", "; or ".join(filter(None, (fault.words, fault.below_zero))))
-    alert = f"[{fault.mode}](runbooks/{fault.mode.lower()}.md)"
+    alert = runbooks.link(fault.mode, "runbooks/")
     xids = ", ".join(map(str, fault.xids))
     return f"`{fault.reason}`", fault.health.value, fault.action.value, words, xids, alert
 

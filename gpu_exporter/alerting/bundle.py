@@ -184,7 +184,7 @@ def _target(link: str) -> str:
     return link
 
 
-def _stored(folder: str, home: str) -> Files:
+def _stored(folder: str, home: str, chosen: BundleChoice) -> Files:
     """Yield the files of a folder of the package data, which is `home` in the repository."""
     root = BUNDLED / folder
     # The chart has a link to the dashboards, except in a wheel.
@@ -197,7 +197,7 @@ def _stored(folder: str, home: str) -> Files:
 
 
 def _deploy(chosen: BundleChoice) -> Files:
-    yield from ((name, text) for name, text in _stored("deploy", "deploy") if name not in OF_IMAGE)
+    yield from ((name, text) for name, text in _stored("deploy", "deploy", chosen) if name not in OF_IMAGE)
     yield "compose.yaml", _compose((BUNDLED / "compose.yaml").read_text(encoding="utf-8"))
     rules_of_operator = operator_rules(chosen.limits, chosen.domains, chosen.rule_interval)
     yield "kubernetes/monitored/prometheusrule.yaml", _linked(rules_of_operator, chosen)

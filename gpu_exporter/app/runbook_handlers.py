@@ -41,7 +41,7 @@ def _runbook(name: str) -> tuple[str, str, str]:
     from gpu_exporter.reports.markdown import relinked
     from gpu_exporter.reports.markdown_html import html_of
 
-    pages = {boards.page(mode.name): mode for mode in MODES}
+    pages = {mode.page: mode for mode in MODES}
     if name and name not in pages:
         return "", "", ""
 

@@ -65,6 +65,13 @@ def batch_advice(position: Position) -> str:
     return ""
 
 
+def no_limit(headroom: Headroom | None) -> str:
+    """Return how close a GPU that reaches no limit is to its limits, and what to do; empty for others."""
+    if headroom is None or headroom.limited_by:
+        return ""
+    return f"at no limit of the chip: {limits(headroom)}. {next_step(headroom)}"
+
+
 def next_step(headroom: Headroom) -> str:
     """Return what to do when no limit is reached, as far as the values suggest it, as a sentence."""
     if headroom.tensor >= max(headroom.memory, headroom.pipes):

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.bottlenecks import LOW_POWER_CLASS
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.distributed import ALWAYS_LAST
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
 from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.roofline import Headroom, Position
 from gpu_exporter.conditions.evaluate import TermValues
@@ -21,7 +21,7 @@ from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
 from gpu_exporter.diagnosis.headline import links, repair
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
-from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
+from gpu_exporter.diagnosis.loss import achieved, breakdown, lost, no_limit, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
@@ -198,7 +198,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         **({"down": identity.down} if diagnosis.is_down else {}),
         **({"process": dict(identity.process)} if identity.process else {}),
         **({"neighbours": list(identity.neighbours)} if identity.neighbours else {}),
-        "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
+        "class": diagnosis.class_name or None,
         "quality": diagnosis.quality,
         "cause": diagnosis.cause.value if diagnosis.cause else None,
         "evidence": _rounded(diagnosis.numbers),
@@ -278,22 +278,15 @@ def groups(
     """
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
-        bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
         modes = tuple((match.mode.name, match.mode.severity) for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = where_of(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
         kind = (bool(diagnosis.device.instance), diagnosis.approximate)
-        found[where, kind, bottleneck, down, modes, unknown, reached].append(diagnosis)
+        found[where, kind, diagnosis.class_name, down, modes, unknown, reached].append(diagnosis)
     place = order_of_causes(incidents)
-    return sorted(found.values(), key=lambda group: (min(map(place, group)), urgency(group[0])))
-
-
-def urgency(diagnosis: Diagnosis) -> int:
-    """Return the place of its most severe finding, for sorting the worst first."""
-    severities = list(Severity)
-    return min((severities.index(match.mode.severity) for match in diagnosis.matches), default=len(severities))
+    return sorted(found.values(), key=lambda group: (min(map(place, group)), group[0].urgency))
 
 
 def where_of(diagnosis: Diagnosis) -> str:
@@ -313,8 +306,8 @@ def _block(group: Sequence[Diagnosis], said: Advice, *, every: bool, verbose: bo
         yield f"    time: {shares}"
     if first.position:
         yield f"    achieved: {achieved(first.position)}"
-    if first.headroom and not first.headroom.limited_by:
-        yield f"    at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
+    if text := no_limit(first.headroom):
+        yield f"    {text}"
     for match in first.matches:
         yield f"  {match.mode.name} ({match.mode.severity.value})"
         if texts := because(match, group, printed, verbose=verbose):
@@ -349,7 +342,7 @@ def class_words(diagnosis: Diagnosis, since: str = "") -> str:
 
 def runbook(mode: FailureMode) -> str:
     """Return where the runbook of a failure mode is: its address, or its path in the repository."""
-    return f"{DOCS or 'docs'}/runbooks/{mode.name.lower()}.md"
+    return f"{DOCS or 'docs'}/runbooks/{mode.page}.md"
 
 
 def processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
@@ -388,7 +381,7 @@ def _unknown_job(diagnoses: Sequence[Diagnosis]) -> str:
     communicating = [
         diagnosis
         for diagnosis in diagnoses
-        if diagnosis.bottleneck and diagnosis.bottleneck.name == "communicating" and not diagnosis.identity.workload
+        if diagnosis.class_name == "communicating" and not diagnosis.identity.workload
     ]
     if not communicating or len({diagnosis.device.uuid for diagnosis in diagnoses}) < 2:
         return ""

@@ -41,7 +41,7 @@ def cells(window: Window, diagnosis: Diagnosis, hit_by: str = "") -> Cells:
     return {
         "GPU": f"{name}/{printable(device.instance, 20)}" if device.instance else name,
         "MODEL": printable(identity.model, LONGEST) or ABSENT,
-        "CLASS": "down" if diagnosis.is_down else diagnosis.bottleneck.name if diagnosis.bottleneck else ABSENT,
+        "CLASS": "down" if diagnosis.is_down else diagnosis.class_name or ABSENT,
         **{title: narrow(value(mean(signal), window, device), signal.unit) for title, signal in _SIGNALS.items()},
         "LOSS": narrow(lost(shares) if shares else None, "ratio"),
         "MOSTLY": WORDS[largest] if largest else ABSENT,
@@ -52,10 +52,9 @@ def cells(window: Window, diagnosis: Diagnosis, hit_by: str = "") -> Cells:
 
 def worst(diagnosis: Diagnosis) -> tuple[str, Severity | None]:
     """Return the name of the worst finding and how many more there are, and its severity; a dash if there is none."""
-    if not diagnosis.matches:
+    match = diagnosis.worst
+    if match is None:
         return ABSENT, None
-    order = list(Severity)
-    match = min(diagnosis.matches, key=lambda each: order.index(each.mode.severity))
     others = f" +{len(diagnosis.matches) - 1}" if len(diagnosis.matches) > 1 else ""
     return match.mode.name + others, match.mode.severity
 

@@ -31,7 +31,7 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Action, Verdict
-from gpu_exporter.reports.numbers import capitalised
+from gpu_exporter.reports.numbers import capitalised, first_of
 from gpu_exporter.version import __version__
 
 
@@ -433,5 +433,4 @@ def _owner(owners: Sequence[Mapping[str, str]], processes: Sequence[Mapping[str,
         names.append(place or labels.get("container") or labels.get("container_id", ""))
     if not any(names):
         names = [each.get("process") or each.get("command", "") for each in processes]
-    distinct = list(dict.fromkeys(filter(None, names)))
-    return ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
+    return first_of(list(dict.fromkeys(filter(None, names))), 3)

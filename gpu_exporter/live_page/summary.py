@@ -247,8 +247,7 @@ def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: i
     if not clauses:
         return _health(entries, missing)
     more = f", and {len(clauses) - MOST_CLAUSES} more" if len(clauses) > MOST_CLAUSES else ""
-    text = "; ".join(clauses[:MOST_CLAUSES]) + more
-    return text[:1].upper() + text[1:]
+    return capitalised("; ".join(clauses[:MOST_CLAUSES]) + more)
 
 
 def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Mapping[str, Entry]) -> Judgement:
@@ -288,7 +287,7 @@ def largest_loss(time: Mapping[str, float]) -> str:
     cause = max(losses, key=losses.__getitem__, default=None)
     if cause is None or losses[cause] < LEAST_LOSS:
         return ""
-    return f"{WORDS[cause][:1].upper()}{WORDS[cause][1:]}: {percent(losses[cause])} of the time"
+    return f"{capitalised(WORDS[cause])}: {percent(losses[cause])} of the time"
 
 
 def _order(entries: Sequence[Entry], problems: Sequence[PageProblem], judged: Mapping[str, Judgement]) -> list[str]:

@@ -27,6 +27,7 @@ from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import MOST_TOKEN_BYTES, NodePool, Notify
 from gpu_exporter.remediation.state import REPAIR, WatchedNode
 from gpu_exporter.remediation.workload import Eviction, JobLoad
+from gpu_exporter.reports.numbers import first_of
 
 log = logging.getLogger(__name__)
 decisions = logging.getLogger("gpu_exporter.remediation.decisions")
@@ -132,8 +133,7 @@ class Announcer:
             self._write(json.dumps({**about, "verb": "evict", **asdict(each)}))
         gone = [each.pod for each in results if each.done]
         if gone:
-            more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
-            self._event(node, pool, "Evicted", f"{', '.join(gone[:MOST_NAMED])}{more}", "Normal")
+            self._event(node, pool, "Evicted", first_of(gone, MOST_NAMED), "Normal")
 
     def _event(self, node: WatchedNode, pool: NodePool, reason: str, words: str, kind: str) -> None:
         if not self._writes_events:

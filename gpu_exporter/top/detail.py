@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
+from gpu_exporter.diagnosis.loss import breakdown, no_limit
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, Measurement
 from gpu_exporter.diagnosis.presence import no_data
 from gpu_exporter.diagnosis.report import because, class_words, runbook
@@ -79,9 +79,11 @@ def lasted(begin: float, now: float, first: float) -> str:
 
 
 def _findings(row: GpuRow, width: int, view: View) -> Iterator[Line]:
-    diagnosis, order = row.diagnosis, list(Severity)
-    for match in sorted(diagnosis.matches if diagnosis else (), key=lambda each: order.index(each.mode.severity)):
-        numbers = ", ".join(because(match, [diagnosis] if diagnosis else [], set()))
+    diagnosis = row.diagnosis
+    if diagnosis is None:
+        return
+    for match in diagnosis.by_severity:
+        numbers = ", ".join(because(match, [diagnosis], set()))
         yield from _finding(match.mode, numbers, row.explained.get(match.mode.name, ""), width, view)
 
 
@@ -93,7 +95,7 @@ def _finding(mode: FailureMode, numbers: str, explained: str, width: int, view: 
         yield from wrapped(explained, width, "       ", first="    ")
         return
     yield from wrapped(mode.advice, width, "       ", first="    -> ")
-    place = f"{view.runbooks}/{mode.name.lower()}" if view.runbooks else runbook(mode)
+    place = f"{view.runbooks}/{mode.page}" if view.runbooks else runbook(mode)
     yield (Span(f"    runbook: {place}", "dim"),)
 
 
@@ -134,8 +136,7 @@ def _time(row: GpuRow, width: int) -> Iterator[Line]:
     if diagnosis and (shares := breakdown([diagnosis.shares])):
         yield from wrapped(f"time: {shares}", width, "        ", first="  ")
     faulty = diagnosis and any(match.mode.severity is not Severity.INFO for match in diagnosis.matches)
-    if diagnosis and diagnosis.headroom and not diagnosis.headroom.limited_by and not faulty:
-        text = f"at no limit of the chip: {limits(diagnosis.headroom)}. {next_step(diagnosis.headroom)}"
+    if diagnosis and not faulty and (text := no_limit(diagnosis.headroom)):
         yield from wrapped(text, width, "    ", first="  ")
 
 

@@ -58,7 +58,7 @@ class GpuRow:
     @property
     def class_name(self) -> str:
         """The identifier of its class; empty if it is unknown."""
-        return self.diagnosis.bottleneck.name if self.diagnosis and self.diagnosis.bottleneck else ""
+        return self.diagnosis.class_name if self.diagnosis else ""
 
 
 @dataclass(frozen=True, slots=True)

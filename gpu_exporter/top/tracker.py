@@ -168,7 +168,7 @@ class Tracker:
         self._diagnoses = {diagnosis.device: diagnosis for diagnosis in found if is_reported(diagnosis)}
         self._hidden = {diagnosis.device for diagnosis in found} - self._diagnoses.keys()
         for device, diagnosis in self._diagnoses.items():
-            name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
+            name = diagnosis.class_name
             if device not in self._classes or self._classes[device][0] != name:
                 self._classes[device] = name, window.now
         names = [(device, match.mode.name) for device, each in self._diagnoses.items() for match in each.matches]
