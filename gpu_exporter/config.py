@@ -189,9 +189,14 @@ def flag(setting: Field[Any]) -> str:
     return setting.metadata["flag"] or setting.name.replace("_", "-")
 
 
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{ENV_PREFIX}{name.upper()}"
+
+
 def unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return the variables that begin like a setting and are none, apart from those that Kubernetes injects."""
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in ("config", "url", *(setting.name for setting in fields(Config)))}
+    known = {variable(name) for name in ("config", "url", *(setting.name for setting in fields(Config)))}
     return sorted(
         name
         for name in environ

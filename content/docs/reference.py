@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.faults import FAULTS, SLOT, STATES, Fault, FaultStat
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS, read_from
 from gpu_exporter.catalogue.xids import PACKAGED, load
-from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag
+from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, variable
 from gpu_exporter.model.metric import (
     EntityKind,
     Kind,
@@ -242,7 +242,7 @@ def configuration() -> str:
         for setting in fields(Config):
             if setting.metadata["group"] is group:
                 default = setting.metadata["default"] or ""
-                row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
+                row = (f"--{flag(setting)}", variable(setting.name), setting.name)
                 rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
         tables.append(f"## {group.value}\n\n{_table(head, rows)}")
     tables.append(f"## Exit codes\n\n{_table(('code', 'meaning'), EXIT_CODES)}")

@@ -86,7 +86,7 @@ def board_of(mode: FailureMode) -> Board:
 
 def runbook(mode: FailureMode) -> str:
     """Return the address of its runbook: in the project's docs if they are published, otherwise in Grafana."""
-    return f"{project.DOCS}/runbooks/{mode.page}.md" if project.DOCS else panel_link(mode.page)
+    return project.page(f"runbooks/{mode.page}.md") or panel_link(mode.page)
 
 
 def panel_link(page: str) -> str:

@@ -180,7 +180,7 @@ def _target(link: str) -> str:
     if link.startswith("../../alerts/"):
         return link.removeprefix("../")
     if link.startswith("../"):
-        return f"{project.DOCS}/{link.removeprefix('../')}" if project.DOCS else ""
+        return project.page(link.removeprefix("../"))
     return link
 
 

@@ -29,7 +29,7 @@ from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP,
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULT_KEY, FAULTS, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
-from gpu_exporter.conditions.signal import DEVICE
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_KEY
 
 _LABELS = ("alertname", "severity", "domain", "action", "node", "gpu", "UUID", "namespace", "workload")
 _DOMAINS = "|".join(domain.value for domain in Domain)
@@ -170,7 +170,7 @@ OPEN_SINCE = Aggregate(
 # A GPU that waits for others itself holds up nobody, unless its link is slow: then all ranks wait for that link, if
 # nothing else holds up their job.
 _OWNER = ", ".join(LABELS[Place.JOB])
-_JOB, _DEVICE, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE), ", ".join(DEVICE[1:])
+_JOB, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE[1:])
 
 
 def _of_jobs(modes: Iterable[FailureMode], more: str = "") -> str:
@@ -186,8 +186,8 @@ def _holding(more: str = "") -> str:
     always = _of_jobs((mode for mode in others if mode.cause is Cause.PEERS), more)
     unless_waiting = _of_jobs((mode for mode in others if mode.cause is not Cause.PEERS), more)
     return (
-        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {WAITING_CLASS})\nor\n"
-        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {WAITING_CLASS})"
+        f"{always}\nor\n({unless_waiting} unless on ({DEVICE_KEY}) {WAITING_CLASS})\nor\n"
+        f"({stopping} and on ({_JOB}) {stalled} unless on ({DEVICE_KEY}) {WAITING_CLASS})"
     )
 
 
@@ -230,7 +230,7 @@ _CULPRITS = f"""count by ({KEY}) (
   {_CULPRIT_GPUS}
   unless
   group by ({KEY}, {_DEVICE_ONLY}) (
-    {_OF_GPUS} and on ({KEY}, {_OWNER}) {HOLDERS.record} and on ({_DEVICE}) ({WAITS})
+    {_OF_GPUS} and on ({KEY}, {_OWNER}) {HOLDERS.record} and on ({DEVICE_KEY}) ({WAITS})
   )
 )"""
 OPEN_GPUS = Aggregate(
@@ -260,8 +260,8 @@ OPEN_NODES = Aggregate(
     + f"\nor\n{_of_open(f'count by ({FAULT_KEY}) ({FAULTS})', FAULT_KEY)}",
     _ROW,
 )
-_OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
-_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
+_OWNED = f"group by ({DEVICE_KEY}, {_OWNER}) ({SHARE.record})"
+_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({DEVICE_KEY}) group_left ({_OWNER}) {_OWNED}"
 _OWN_OF_JOB = f"sum by ({_JOB}) ({_OWN_OF_DEVICE})"
 # What a cost is, as all texts about it say it; so is that of `diagnosis/`.
 COST_INCLUDES = "includes what these GPUs already wasted before the incident began, such as the gaps between kernels"
@@ -273,7 +273,7 @@ OPEN_COST = Aggregate(
         "("
         + _total(
             f"max by ({KEY}) ({_of_job(_OWN_OF_JOB, _OF_WHOLE)})\nor\n"
-            f"sum by ({KEY}) ({_CULPRIT_GPUS} * on ({_DEVICE}) group_left () {OWN_WASTE})",
+            f"sum by ({KEY}) ({_CULPRIT_GPUS} * on ({DEVICE_KEY}) group_left () {OWN_WASTE})",
             f"sum by ({KEY}) ({_of_job(f'sum by ({_JOB}) ({WAITING_TIME.record})')})",
         )
         + ") * {usdPerGpuHour}"
@@ -283,7 +283,7 @@ OPEN_COST = Aggregate(
 )
 
 _IN_INCIDENTS = f"""(
-  {_OWN_OF_DEVICE} and on ({_DEVICE}) {_OF_GPUS}
+  {_OWN_OF_DEVICE} and on ({DEVICE_KEY}) {_OF_GPUS}
   or
   {_OWN_OF_DEVICE} and on ({_JOB}) {_OF_WHOLE}
 )"""

@@ -49,7 +49,7 @@ def _runbook(name: str) -> tuple[str, str, str]:
         """Return where a link leads: the exporter has no other pages of the docs."""
         file, _, place = link.partition("#")
         if file.startswith("../"):
-            return f"{project.DOCS}/{link.removeprefix('../')}" if project.DOCS and file.count("../") == 1 else ""
+            return project.page(link.removeprefix("../")) if file.count("../") == 1 else ""
         if file == "README.md":
             return f"../runbooks#{place}" if place else "../runbooks"
         return (file.removesuffix(".md") if name else f"runbooks/{file.removesuffix('.md')}") if file else link

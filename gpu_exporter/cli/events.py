@@ -13,7 +13,7 @@ import click
 
 from gpu_exporter.catalogue.xids import Catalogue, load
 from gpu_exporter.cli.commands import command
-from gpu_exporter.cli.options import Command, settings
+from gpu_exporter.cli.options import Command, json_option, settings
 from gpu_exporter.config import Config
 from gpu_exporter.events.event_log import KEPT, Event
 from gpu_exporter.events.kernel_log_entry import SxidLine
@@ -27,7 +27,7 @@ FORMS = "the output of dmesg or journalctl, or a syslog file with messages of th
 
 @command("events", Command)
 @settings("kernel_log", "xid_overrides", "procfs")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def events_command(as_json: bool, **values: Any) -> None:
     """The log may be that of this machine, or a file: saved output of dmesg or journalctl, or a syslog file. The file
     may be from another machine or year, and compressed with gzip.

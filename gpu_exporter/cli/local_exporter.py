@@ -16,7 +16,7 @@ from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FL
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
 from gpu_exporter.cli.login import refuse_half
 from gpu_exporter.cli.options import Command, F
-from gpu_exporter.config import ENV_PREFIX, Config, flag
+from gpu_exporter.config import ENV_PREFIX, Config, flag, variable
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
@@ -52,7 +52,7 @@ def remote_options(function: F) -> F:
         click.option("--user", default="", help="User name to log in with, instead of the token."),
         click.option(
             "--url",
-            envvar=f"{ENV_PREFIX}URL",
+            envvar=variable("url"),
             show_envvar=True,
             help="URL of the running exporter. Default: this machine, with the port of the exporter's setting --address"
             " and the certificate of its --web.config.file.",

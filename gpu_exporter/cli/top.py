@@ -11,7 +11,7 @@ import click
 
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
-from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, one_job_option, parsed, settings
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
@@ -36,7 +36,7 @@ MOST_SECONDS = 300.0
     show_default=True,
     help="How many seconds the class and the findings are about, at most 5m.",
 )
-@click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
+@one_job_option
 @click.option("--once", is_flag=True, help="Evaluate a whole recording, print one table, and exit.")
 def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: Any) -> None:
     """It shows the GPUs of this machine, those of another exporter (--url; gpu-exporter or dcgm-exporter), or a

@@ -106,7 +106,7 @@ def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
         "evidence": [statement(term, [value]) for term, value in match.because.items()],
         "advice": mode.advice,
         "action": repair(mode, diagnosis).words,
-        "runbook": f"{project.DOCS}/runbooks/{mode.page}.md" if project.DOCS else "",
+        "runbook": project.page(f"runbooks/{mode.page}.md"),
     }
 
 

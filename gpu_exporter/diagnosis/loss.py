@@ -19,6 +19,11 @@ def lost(shares: TimeShares) -> float:
     return sum(share for cause, share in shares.items() if cause.is_loss)
 
 
+def as_json(shares: TimeShares) -> dict[str, float]:
+    """Return shares for JSON."""
+    return {cause.value: round(share, 4) for cause, share in shares.items()}
+
+
 def mean_shares(of_gpus: Sequence[TimeShares]) -> TimeShares:
     """Return the mean shares of GPUs; none if those of no GPU are known."""
     known = [shares for shares in of_gpus if shares]

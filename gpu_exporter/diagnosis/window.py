@@ -45,6 +45,11 @@ _TIME, _VALUE = itemgetter(0), itemgetter(1)
 UNIDENTIFIED = "GPU "
 
 
+def uuid_of(device: DeviceKey) -> str:
+    """Return the UUID of a device; empty if it was never identified."""
+    return "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid
+
+
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.diagnosis import loss
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_judged
 from gpu_exporter.diagnosis.incident_words import Code, with_code
@@ -26,7 +27,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.words import names_of
 from gpu_exporter.health import fitness
 from gpu_exporter.live_page.history import NO_CLASS, POINTS, STEP_SECONDS, LiveHistory
-from gpu_exporter.live_page.summary import explained_jobs, id_of, summarise, waiting_words
+from gpu_exporter.live_page.summary import explained_jobs, id_of, not_live, summarise, waiting_words
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -243,7 +244,7 @@ class LiveMonitor:
             "version": __version__,
             "node": self.name,
             "interval": self._interval,
-            "banner": "" if snapshot.live else f"These are not your GPUs: {snapshot.description or snapshot.source}",
+            "banner": not_live(snapshot),
             "problem": problem,
             "judged_at": current.at or None,
             "measurements": described(),
@@ -337,7 +338,7 @@ class LiveMonitor:
             return {"time": {}, "headroom": "", "findings": [], "not_judged": []}
         since = self.current.since
         return {
-            "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
+            "time": loss.as_json(diagnosis.shares),
             "headroom": headroom(diagnosis),
             "findings": [{**each, "since": since.get((device, each["name"]))} for each in findings(diagnosis)],
             "not_judged": not_judged(diagnosis),
