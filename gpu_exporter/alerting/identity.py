@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpu_exporter.alerting.allocation import own
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import workloads
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
@@ -128,7 +129,4 @@ def _own_series(operator: str) -> str:
 
 def _exported(series: str, by: str) -> str:
     """Return the series with the pod that uses the GPU where Prometheus replaced it by the pod that it scraped."""
-    series = f"group by ({by}, exported_namespace, exported_pod) ({series})"
-    for label in ("namespace", "pod"):
-        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
-    return series
+    return own(f"group by ({by}, exported_namespace, exported_pod) ({series})", "namespace", "pod")

@@ -15,7 +15,7 @@ from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, one_job_option, p
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.source_kind import AUTO, OF_SIMULATED, REPLAY
+from gpu_exporter.model.source_kind import AUTO, BANNERS, REPLAY
 
 if TYPE_CHECKING:
     from gpu_exporter.top.feeds import Feed
@@ -83,10 +83,10 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.host.files import HostFiles
     from gpu_exporter.http.client import Remote
     from gpu_exporter.owners.host_owner import host_evidence
-    from gpu_exporter.sources.choice import is_local, make_source
+    from gpu_exporter.sources.choice import is_local, make_source, origin
     from gpu_exporter.top.commands import CommandLines
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
-    from gpu_exporter.top.tracker import BANNERS, Tracker
+    from gpu_exporter.top.tracker import Tracker
 
     job = ONE_JOB if one_job or config.recording else ""  # a recording is of one job
     if url:
@@ -97,7 +97,6 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
 
         config = replace(config, source=REPLAY.name)
     source = make_source(config)
-    kind = "simulated" if source.description == OF_SIMULATED else source.name
     events = EventLog(load(config.xid_overrides), lambda pci: None) if source.live else None
     kernel_log = None
     if events and config.kernel_log and is_local(config, source):
@@ -105,7 +104,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     host = host_evidence(source, config, INTERVAL_SECONDS)
     return SourceFeed(
         source,
-        Tracker(seconds, job=job, banner=BANNERS.get(kind, "")),
+        Tracker(seconds, job=job, banner=BANNERS.get(origin(source), "")),
         events=events,
         host=host,
         kernel_log=kernel_log,

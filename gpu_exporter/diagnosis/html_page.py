@@ -26,6 +26,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.diagnosis.words import names_of
+from gpu_exporter.model.source_kind import BANNERS, NVML, REPLAY, SIMULATED
 from gpu_exporter.reports.html_document import legend, page_foot, page_head, safe_text, verdict
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
@@ -286,9 +287,8 @@ def _charts(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator
 
 def _banner(result: DiagnosisResult) -> str:
     """Return what nobody may mistake for GPUs of now."""
-    if result.is_simulated:
-        return "Simulated GPUs"
-    return "Replayed from a recording of real GPUs" if result.recorded else ""
+    kind = SIMULATED if result.is_simulated else REPLAY if result.recorded else NVML
+    return BANNERS.get(kind.name, "")
 
 
 def _about(result: DiagnosisResult) -> Iterator[str]:

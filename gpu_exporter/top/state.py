@@ -8,8 +8,9 @@ from typing import Any
 
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.model.verdict import Health
 
-HEALTHY, DEGRADED, UNHEALTHY, UNKNOWN = "healthy", "degraded", "unhealthy", "unknown"
+HEALTHY, UNKNOWN, DEGRADED, UNHEALTHY = (health.value for health in Health)
 History = Sequence["float | None"]
 
 

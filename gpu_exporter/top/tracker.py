@@ -20,7 +20,7 @@ from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, Scrape, ScrapedSamp
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window
 from gpu_exporter.diagnosis.words import LONGEST_NAME
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.model.source_kind import REPLAY, SIMULATED
+from gpu_exporter.model.source_kind import BANNERS
 from gpu_exporter.top.state import UNKNOWN, GpuRow, ProcessRow, View
 
 LONGEST_COMMAND, LONGEST_OWNER = 400, 120
@@ -109,7 +109,6 @@ FORGET_SECONDS = 600.0
 GONE_SECONDS = 5.0
 # The first scrapes have no profiling values yet; without any, judging begins after this many.
 PATIENCE = 4
-BANNERS = {REPLAY.name: "Replayed from a recording of real GPUs", SIMULATED.name: "Simulated GPUs"}
 
 
 class Tracker:
