@@ -37,7 +37,6 @@ class Ledger:
 
     holder: str = ""
     version: str = ""
-    renewed: str = ""
     transitions: int = 0
     seconds: int = LEASE_SECONDS
     annotated: bool = False
@@ -65,7 +64,6 @@ def read(item: LeaseObject) -> Ledger:
     return Ledger(
         spec.get("holderIdentity") or "",
         metadata.get("resourceVersion", ""),
-        spec.get("renewTime") or "",
         spec.get("leaseTransitions") or 0,
         spec.get("leaseDurationSeconds") or LEASE_SECONDS,
         annotations is not None,
