@@ -68,12 +68,6 @@ def test_every_signal_has_words() -> None:
         assert "_" not in signal.plain
 
 
-def test_every_signal_has_a_name() -> None:
-    """`--all` lists missing signals by name, as the failure modes' table does: no two are the same."""
-    names = [title(signal) for signal in SIGNALS]
-    assert len(set(names)) == len(names)
-
-
 @pytest.mark.parametrize(
     ("signal", "name"),
     [
