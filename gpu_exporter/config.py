@@ -124,7 +124,7 @@ class Config:
     metrics: MetricSet        = _setting(COMMON, "Set of metrics: default or full.", metric_set, "default")
     collectors: Path | None   = _setting(COMMON, "CSV file of fields, as for dcgm-exporter: the DCGM metrics to expose, with their TYPE and HELP (also -f).", Path)
     interval: float           = _setting(COMMON, "Time between two collections, 100ms to 1h. With NVML and less than 1s, only the profiling counters for histograms are read at that rate; all other values are read once a second, or more often if Prometheus scrapes more often.", interval, "1s")
-    processes: bool           = _setting(COMMON, "Expose GPU memory and SM share of each process, with its pod or job.", boolean, "false")
+    processes: bool           = _setting(COMMON, "Expose the device memory and SM share of each process, with its pod or job.", boolean, "false")
     host_evidence: bool       = _setting(COMMON, "Read from /proc, /sys and cgroups why a GPU waits for its processes: CPU limits, run queues, loader workers, storage; see docs/host-evidence.md.", boolean, "false")
     job_socket: Path | None   = _setting(COMMON, "Unix socket to create for training loops, which send their step times to it; see docs/jobs.md. Its directory must exist.", Path)
     live_page: bool           = _setting(COMMON, "Diagnose the GPUs continuously and keep their last hour in memory, for the page at / and its API.", boolean, "true")

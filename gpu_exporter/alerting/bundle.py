@@ -159,7 +159,7 @@ def _linked(text: str, chosen: BundleChoice) -> str:
     """Return the text of alerts with links to Grafana; without its address, they say so."""
     if chosen.grafana_url:
         text = re.sub(rf"\n +{LINKS}: {re.escape(RELATIVE)}", "", text)
-        text = text.replace("_url: /d/", f"_url: {chosen.grafana_url.rstrip('/')}/d/")
+        text = text.replace("_url: /d/", f"_url: {chosen.grafana_url}/d/")
     return _titled(text, "#")
 
 

@@ -240,7 +240,7 @@ FB_USED = Signal(
     "Device memory in use by programs",
     _reads(m.FB_USED, m.MIB),
     per_instance=True,
-    plain="GPU memory in use {}",
+    plain="device memory used {}",
 )
 FB_FREE = Signal(
     "fb_free",
@@ -248,7 +248,7 @@ FB_FREE = Signal(
     "Device memory that is free",
     _reads(m.FB_FREE, m.MIB),
     per_instance=True,
-    plain="GPU memory free {}",
+    plain="free device memory {}",
 )
 _FB_USABLE = Derived(FB_USED, "+", FB_FREE)
 FB_USE = Signal(
@@ -257,7 +257,7 @@ FB_USE = Signal(
     "Device memory in use, as a share of the memory available to programs",
     (Derived(FB_USED, "/", _FB_USABLE),),
     per_instance=True,
-    plain="GPU memory {} in use",
+    plain="device memory {} in use",
 )
 FB_PEAK = Signal(
     "fb_peak",
@@ -265,7 +265,7 @@ FB_PEAK = Signal(
     "Most device memory that programs used within the last minute, also between scrapes",
     (Read(m.FB_USED_PEAK.name),),
     per_instance=True,
-    plain="most GPU memory in use {}",
+    plain="highest device memory used in a minute {}",
 )
 FB_PEAK_USE = Signal(
     "fb_peak_use",
@@ -274,7 +274,7 @@ FB_PEAK_USE = Signal(
     "as of the scrape",
     (Derived(FB_PEAK, "/", _FB_USABLE), Derived(FB_USED, "/", _FB_USABLE)),
     per_instance=True,
-    plain="GPU memory at most {} in use",
+    plain="device memory at most {} in use",
 )
 FB_PEAK_FREE = Signal(
     "fb_peak_free",
@@ -282,7 +282,7 @@ FB_PEAK_FREE = Signal(
     "Device memory that was free at the peak of the last minute; without peaks, as of the scrape",
     (Derived(_FB_USABLE, "-", FB_PEAK), *_reads(m.FB_FREE, m.MIB)),
     per_instance=True,
-    plain="least GPU memory free {}",
+    plain="lowest free device memory in a minute {}",
 )
 
 GPU_TEMP = _state("temp", "celsius", m.GPU_TEMP, "GPU temperature {}")
