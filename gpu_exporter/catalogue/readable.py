@@ -9,8 +9,6 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Metric
 
-PERCENT = 0.01
-
 
 class Readable(NamedTuple):
     """A name, and the factor from the metric's unit to that of the name."""
@@ -33,10 +31,10 @@ READABLE: Mapping[Metric, Readable] = {
     m.PCIE_RX: Readable("pcie_rx_bytes_per_second"),
     m.NVLINK_TX: Readable("nvlink_tx_bytes_per_second"),
     m.NVLINK_RX: Readable("nvlink_rx_bytes_per_second"),
-    m.GPU_UTIL: Readable("utilization", PERCENT),
-    m.MEM_UTIL: Readable("memory_utilization", PERCENT),
-    m.ENC_UTIL: Readable("encoder_utilization", PERCENT),
-    m.DEC_UTIL: Readable("decoder_utilization", PERCENT),
+    m.GPU_UTIL: Readable("utilization", m.PERCENT),
+    m.MEM_UTIL: Readable("memory_utilization", m.PERCENT),
+    m.ENC_UTIL: Readable("encoder_utilization", m.PERCENT),
+    m.DEC_UTIL: Readable("decoder_utilization", m.PERCENT),
     m.SM_CLOCK: Readable("sm_clock_mhz"),
     m.MEM_CLOCK: Readable("memory_clock_mhz"),
     m.POWER: Readable("power_watts"),
@@ -52,7 +50,7 @@ READABLE: Mapping[Metric, Readable] = {
     m.FB_USED: Readable("memory_used_bytes", m.MIB),
     m.FB_RESERVED: Readable("memory_reserved_bytes", m.MIB),
     m.FB_USED_RATIO: Readable("memory_used_ratio"),
-    m.FAN: Readable("fan_speed", PERCENT),
+    m.FAN: Readable("fan_speed", m.PERCENT),
     m.PSTATE: Readable("performance_state"),
 }
 PREFIXES = re.compile(r"^(DCGM_FI_(DEV|PROF)|gpu)_")

@@ -15,7 +15,6 @@ from gpu_exporter.catalogue.metrics import BY_KEY
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.sources.recording.format import SETTLE_SECONDS, ticks
-from gpu_exporter.sources.recording.replay import STATES
 
 
 class ValueStatistics(NamedTuple):
@@ -56,7 +55,7 @@ IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"
 # Phases of a healthy training job. Only the first was recorded on GPUs that work together.
 TOGETHER, ALONE = "ddp_balanced", ("train_big_batch", "compute_bound_bf16_gemm")
 # Units of values that are constant during an activity.
-HELD = STATES | {"MiB"}
+HELD = m.STATE_UNITS | {"MiB"}
 MEMORY = (m.FB_USED.key, m.FB_FREE.key)
 
 
