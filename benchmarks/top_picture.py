@@ -22,11 +22,12 @@ from rich.text import Text
 
 from benchmarks.harness import ROOT
 from gpu_exporter.config import Config
+from gpu_exporter.model.source_kind import BANNERS
 from gpu_exporter.sources.choice import make_source
 from gpu_exporter.top.feeds import SourceFeed
 from gpu_exporter.top.lines import STYLES, UNICODE, Line
 from gpu_exporter.top.screen import Screen
-from gpu_exporter.top.tracker import BANNERS, Tracker
+from gpu_exporter.top.tracker import Tracker
 
 SIZE = (120, 34)
 # Without the web fonts that Rich's own format loads.

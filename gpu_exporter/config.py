@@ -30,6 +30,7 @@ from gpu_exporter.io.user_text import (
     names,
     nearest,
     networks,
+    path_or_none,
     patterns,
     positive,
     reasons,
@@ -123,7 +124,7 @@ class Config:
     metrics: MetricSet        = _setting(COMMON, "Set of metrics: default or full.", metric_set, "default")
     collectors: Path | None   = _setting(COMMON, "CSV file of fields, as for dcgm-exporter: the DCGM metrics to expose, with their TYPE and HELP (also -f).", Path)
     interval: float           = _setting(COMMON, "Time between two collections, 100ms to 1h. With NVML and less than 1s, only the profiling counters for histograms are read at that rate; all other values are read once a second, or more often if Prometheus scrapes more often.", interval, "1s")
-    processes: bool           = _setting(COMMON, "Expose GPU memory and SM share of each process, with its pod or job.", boolean, "false")
+    processes: bool           = _setting(COMMON, "Expose the device memory and SM share of each process, with its pod or job.", boolean, "false")
     host_evidence: bool       = _setting(COMMON, "Read from /proc, /sys and cgroups why a GPU waits for its processes: CPU limits, run queues, loader workers, storage; see docs/host-evidence.md.", boolean, "false")
     job_socket: Path | None   = _setting(COMMON, "Unix socket to create for training loops, which send their step times to it; see docs/jobs.md. Its directory must exist.", Path)
     live_page: bool           = _setting(COMMON, "Diagnose the GPUs continuously and keep their last hour in memory, for the page at / and its API.", boolean, "true")
@@ -136,7 +137,7 @@ class Config:
     node_name: str            = _setting(PODS, "Node name for the Hostname label. Default: the host of a remote host engine, NODE_NAME of the environment, or the host name.", str, "")
     no_hostname: bool         = _setting(PODS, "Omit the Hostname label.", boolean, "false")
     expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the number of NVIDIA GPUs on the PCI bus, or the most GPUs seen if that is higher.", count)
-    kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
+    kernel_log: Path | None   = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", path_or_none, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs, incidents, what GPUs did for jobs and what links reached across restarts, and the results of `check --active`.", Path)
     job_reports: Path | None  = _setting(HEALTH, "Directory for a report of each job that has ended on this node, as HTML and JSON; see docs/diagnose.md. Needs --state-dir.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
@@ -188,9 +189,14 @@ def flag(setting: Field[Any]) -> str:
     return setting.metadata["flag"] or setting.name.replace("_", "-")
 
 
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{ENV_PREFIX}{name.upper()}"
+
+
 def unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return the variables that begin like a setting and are none, apart from those that Kubernetes injects."""
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in ("config", "url", *(setting.name for setting in fields(Config)))}
+    known = {variable(name) for name in ("config", "url", *(setting.name for setting in fields(Config)))}
     return sorted(
         name
         for name in environ
@@ -269,7 +275,7 @@ def _text(value: object, parse: Callable[[str], object]) -> str:
         raise ValueError("needs one value; add it, or remove the key")
     if not isinstance(value, bool | int | float | str | date):
         raise ValueError(f"needs one value, not {printable(repr(value), 60)}")
-    if parse in (str, Path) and isinstance(value, bool | float | date):
+    if parse in (str, Path, path_or_none) and isinstance(value, bool | float | date):
         raise ValueError(f"YAML reads this as {value}, which is not text; put it in quotes")
     if isinstance(value, str) and not value.isprintable():
         raise ValueError("has control characters; remove them")

@@ -8,7 +8,6 @@ from typing import Any, get_type_hints
 
 from content.chart.schemas import BOOL, DURATION, POSITIVE, TEXT, TEXTS, Schema, closed, keyed, listed, one_of, text
 from gpu_exporter.catalogue import xids
-from gpu_exporter.catalogue.xids import XidKind
 from gpu_exporter.config import Config
 from gpu_exporter.http.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS
 from gpu_exporter.http.web_config import HEADERS, HTTP_KEYS, RATE_KEYS, SECTIONS, TLS_KEYS
@@ -100,7 +99,7 @@ WEB_CONFIG = closed(_SECTIONS)
 _CODE = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _COLUMNS: Mapping[str, Schema] = {
     **dict.fromkeys(xids.COLUMNS, text(".*\\S.*")),
-    "kind": one_of(*(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN)),
+    "kind": one_of(*xids.KINDS),
     "action": one_of(*(action.value for action in Action)),
     "drain": BOOL,
     "date": text("[0-9]{4}-[0-9]{2}-[0-9]{2}"),

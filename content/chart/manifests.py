@@ -12,6 +12,7 @@ import yaml
 
 from content.chart import files as chart
 from gpu_exporter.alerting import banner
+from gpu_exporter.alerting.groups import literal
 from gpu_exporter.alerting.operator_rules import NAMESPACE
 from gpu_exporter.version import __version__
 
@@ -68,11 +69,7 @@ class _Dumper(yaml.SafeDumper):
     """Writes multi-line text as a block."""
 
 
-def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _represent)
+_Dumper.add_representer(str, literal)
 
 
 def left_out(root: Path) -> str:

@@ -29,8 +29,6 @@ BOARD = JOB
 ALERTS, RANKS = 6, 12
 # Of a job with more ranks, those that hold it up, and some others.
 MOST_RANKS = 32
-# The alerts about a rank that makes the others wait.
-STRAGGLERS = ("GpuJobStraggler", *d.STRAGGLERS)
 # The states of a rank: the higher, the more it is to blame.
 WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
 _HOLDS_UP, _WAITS = RANK_WORDS[RankState.WAITED_FOR], RANK_WORDS[RankState.WAITING]

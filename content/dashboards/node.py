@@ -19,6 +19,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import THROTTLED_TIME
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.prose import title
+from gpu_exporter.reports.numbers import capitalised
 
 BOARD = NODE
 
@@ -31,7 +32,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow(
             "What is each GPU doing?",
             [
-                lines(_sentence(title(each)), about, [q.query(BOARD, each)], GraphStyle(overrides=gpu_colours()))
+                lines(capitalised(title(each)), about, [q.query(BOARD, each)], GraphStyle(overrides=gpu_colours()))
                 for each, about in _DOING
             ],
         ),
@@ -124,10 +125,6 @@ def _numbers() -> list[object]:
 def _alerts(severity: Severity) -> Query:
     firing = q.alerts(BOARD, severities=[severity])
     return Query(f"count({firing}) or 0 * sum({q.selected(BOARD, a.NODE_GPUS)})", severity.value, "short")
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 _ACHIEVED = (

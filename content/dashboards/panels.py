@@ -57,7 +57,7 @@ LIMITS = (
 )
 
 
-def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
+def heatmap(title: str, about: About, query: Query) -> Any:
     """Return a heatmap of a histogram's buckets. The unit is that of the observed value; a cell is a share of time."""
     options = {
         "calculate": False,
@@ -73,7 +73,7 @@ def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
     for target in heat:
         target.format = "heatmap"
     return grafana.HeatmapPanel(
-        **common(title, about, width, 8), targets=heat, options=options, extraJson=extra({"unit": query.unit})
+        **common(title, about, 12, 8), targets=heat, options=options, extraJson=extra({"unit": query.unit})
     )
 
 

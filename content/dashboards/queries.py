@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpu_exporter.alerting.aggregates import CLUSTER_GPUS, LOST_GPUS, SHARE, Aggregate
-from gpu_exporter.alerting.boards import Board, page, panel_id
+from gpu_exporter.alerting.boards import Board, panel_id
 from gpu_exporter.alerting.identity import ALERT_OWNER
 from gpu_exporter.alerting.rules import SLOW
 from gpu_exporter.catalogue import bottlenecks
@@ -348,7 +348,7 @@ def _any_of(label: str, chosen: Sequence[Enum], every: type[Enum]) -> str:
 def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
     """Add the number of the runbook's panel to alerts as a label, from which a table makes a link."""
     for mode in modes:
-        number = panel_id(page(mode.name))
+        number = panel_id(mode.page)
         expr = f'label_replace({expr}, "runbook", "{number}", "alertname", "{mode.name}")'
     return expr
 

@@ -10,7 +10,7 @@ from grafanalib import core
 from content.dashboards import grafana
 from content.dashboards.frame import dashboard
 from gpu_exporter.alerting import runbooks
-from gpu_exporter.alerting.boards import RUNBOOKS, page, panel_id, panel_link
+from gpu_exporter.alerting.boards import RUNBOOKS, panel_id, panel_link
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.reports.markdown import relinked
@@ -21,7 +21,7 @@ INDEX, HEIGHT = "readme", 20
 def render(modes: Sequence[FailureMode]) -> str:
     """Return the text of dashboards/runbooks.json."""
     panels = [_panel("Runbooks", INDEX, runbooks.index(modes))]
-    panels += [_panel(mode.name, page(mode.name), runbooks.runbook(mode, modes)) for mode in modes]
+    panels += [_panel(mode.name, mode.page, runbooks.runbook(mode, modes)) for mode in modes]
     return grafana.text_of(dashboard(RUNBOOKS, panels, variables=(), annotations=()))
 
 

@@ -177,7 +177,8 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
 
 def _class(number: int, each: Bottleneck, modes: Sequence[FailureMode], limits: Limits) -> str:
     head = f"\n### {number}. {each.name}\n\n{each.means[0].upper()}{each.means[1:]}.\n\n"
-    alerts = [_link(mode) for mode in modes if isinstance(mode.condition, Is) and mode.condition.name == each.name]
+    of_class = (mode for mode in modes if isinstance(mode.condition, Is) and mode.condition.name == each.name)
+    alerts = [runbooks.link(mode.name, "runbooks/") for mode in of_class]
     alert = f"Alert: {', '.join(alerts)}." if alerts else WITHOUT_ALERT.get(each.name, "No alert.")
     return f"{head}{alert}\n\n" + runbooks.condition(each.condition, limits) + ADVICE.get(each.name, "")
 
@@ -212,13 +213,9 @@ def _modes(modes: Sequence[FailureMode]) -> str:
     return table(head, (_mode(mode) for mode in modes))
 
 
-def _link(mode: FailureMode) -> str:
-    return f"[{mode.name}](runbooks/{mode.name.lower()}.md)"
-
-
 def _mode(mode: FailureMode) -> tuple[str, ...]:
     return (
-        _link(mode),
+        runbooks.link(mode.name, "runbooks/"),
         mode.severity.value,
         exact_duration(mode.hold) if mode.hold else "-",
         mode.domain.value,

@@ -95,10 +95,6 @@ SOURCES_HEAD = """
 """
 
 
-# Their failure modes do not depend on what a model measures.
-OF_HARDWARE = (Domain.HEALTH, Domain.NETWORK)
-
-
 def page() -> str:
     """Return docs/gpu-models.md."""
     per_instance = ", ".join(title(each) for each in _per_instance())

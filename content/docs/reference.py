@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import groupby
 
 from gpu_exporter import config
-from gpu_exporter.alerting import banner
+from gpu_exporter.alerting import banner, runbooks
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter import flags
@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.faults import FAULTS, SLOT, STATES, Fault, FaultStat
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS, read_from
 from gpu_exporter.catalogue.xids import PACKAGED, load
-from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag
+from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, variable
 from gpu_exporter.model.metric import (
     EntityKind,
     Kind,
@@ -218,7 +218,7 @@ def health() -> str:
 
 def _reason(fault: Fault) -> tuple[str, ...]:
     words = SLOT.sub("*n*", "; or ".join(filter(None, (fault.words, fault.below_zero))))
-    alert = f"[{fault.mode}](runbooks/{fault.mode.lower()}.md)"
+    alert = runbooks.link(fault.mode, "runbooks/")
     xids = ", ".join(map(str, fault.xids))
     return f"`{fault.reason}`", fault.health.value, fault.action.value, words, xids, alert
 
@@ -242,7 +242,7 @@ def configuration() -> str:
         for setting in fields(Config):
             if setting.metadata["group"] is group:
                 default = setting.metadata["default"] or ""
-                row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
+                row = (f"--{flag(setting)}", variable(setting.name), setting.name)
                 rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
         tables.append(f"## {group.value}\n\n{_table(head, rows)}")
     tables.append(f"## Exit codes\n\n{_table(('code', 'meaning'), EXIT_CODES)}")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from content.docs import liveness
-from gpu_exporter.alerting import banner, rules
+from gpu_exporter.alerting import banner, rules, runbooks
 from gpu_exporter.alerting.coverage import WITHOUT_PROFILING, Detectability, detectability
 from gpu_exporter.catalogue import bottlenecks, signals
 from gpu_exporter.catalogue import metrics as m
@@ -184,7 +184,7 @@ def _modes(is_dead: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
     for mode in MODES:
         found = _detected(mode, is_dead)
         if found is not Detectability.YES:
-            yield f"[{mode.name}](runbooks/{mode.name.lower()}.md)", WORDS[found]
+            yield runbooks.link(mode.name, "runbooks/"), WORDS[found]
 
 
 def _detected(mode: FailureMode, is_dead: Callable[[str], bool]) -> Detectability:

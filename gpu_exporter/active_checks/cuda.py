@@ -33,7 +33,7 @@ LOST = {
 }
 
 _OUT = POINTER(c_void_p)
-_PROTOTYPES: dict[str, tuple[Any, ...]] = {
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuDeviceGetCount": (POINTER(c_int),),
@@ -66,9 +66,6 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 
 
-CALLS = tuple(_PROTOTYPES)
-
-
 class CudaError(Exception):
     """A call of the driver that failed. `lost`: the context, and often the GPU, cannot be used any more."""
 
@@ -85,7 +82,7 @@ class Cuda:
             self._library = ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise CudaError("load", f"{LIBRARY}: no CUDA driver ({error})") from error
-        for name, types in _PROTOTYPES.items():
+        for name, types in PROTOTYPES.items():
             try:
                 function = getattr(self._library, name)
             except AttributeError as error:

@@ -19,7 +19,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.conditions.averages import median
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import FileWorker, cause, open_regular
+from gpu_exporter.io.file_access import FileWorker, ProblemLog, cause, open_regular, open_unlinked
 from gpu_exporter.io.state_version import NewerStateError, check_version
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples
@@ -113,7 +113,7 @@ class ActiveChecks:
 
     def _read(self) -> CheckHistory:
         try:
-            with os.fdopen(open_regular(self.path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            with open_unlinked(self.path) as file:
                 content = file.read(LARGEST + 1)
         except FileNotFoundError:
             return CheckHistory()
@@ -168,11 +168,10 @@ QUANTITIES = {quantity.value: quantity for quantity in Quantity}
 class ActiveCheckWatch:
     """Offers the last active check of each GPU. A file that cannot be read is logged once; the last result stays."""
 
-    def __init__(self, directory: Path, seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, directory: Path) -> None:
         self._checks = ActiveChecks(directory)
-        self._seconds = seconds
         self._stopping = threading.Event()
-        self._complained = ""
+        self._problems = ProblemLog(log)
         self._series: dict[tuple[str, str], Series] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._last: Mapping[str, Run] = {}
@@ -188,11 +187,11 @@ class ActiveCheckWatch:
     def _follow(self) -> None:
         while not self._stopping.is_set():
             self.poll()
-            self._stopping.wait(self._seconds)
+            self._stopping.wait(INTERVAL_SECONDS)
 
     def poll(self) -> None:
         """Read the file if it was written since. Only the last runs are kept: a full history is several MiB."""
-        complaint = ""
+        problem = ""
         try:
             stamp = self._checks.stamp()
             if stamp != self._stamp:
@@ -200,10 +199,8 @@ class ActiveCheckWatch:
                 self._last = {uuid: run for uuid in history.gpus if (run := history.last(uuid))}
                 self._stamp = stamp
         except (OSError, ValueError) as error:
-            complaint = f"--state-dir: active checks cannot be read: {cause(error)}"
-        if complaint and complaint != self._complained:
-            log.warning("%s", complaint)
-        self._complained = complaint
+            problem = f"--state-dir: active checks cannot be read: {cause(error)}"
+        self._problems.report(problem)
 
     def last(self, uuid: str) -> Run | None:
         """Return the last run of a GPU."""
@@ -225,7 +222,7 @@ class ActiveCheckWatch:
         yield Sample(self._plain(gpu, "at"), run.at)
 
     def _rate(self, gpu: Gpu, quantity: Quantity) -> Series:
-        metric = m.CHECK_RATE if quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
+        metric = quantity.metric
         labels = (("quantity", quantity.value),)
         return self._kept(gpu, quantity.value, Series(metric, gpu, labels))
 

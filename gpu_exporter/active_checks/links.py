@@ -7,9 +7,9 @@ from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_exporter.active_checks.bench import MIB
 from gpu_exporter.active_checks.cuda import PEER_ACCESS_ALREADY_ENABLED, Cuda, CudaError, CudaGpu
 
-MIB = 1 << 20
 BUFFER = 256 * MIB
 COPIES, SAMPLES = 4, 5
 

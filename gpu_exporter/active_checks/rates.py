@@ -143,8 +143,7 @@ def _slow(rated: Rated, target: CheckTarget) -> Iterator[Problem]:
         missed.append(f"{percent(value / known.value)} of {kind} ({scaled(known.value, quantity.unit)})")
     if missed:
         text = f"{quantity.words}: {scaled(value, quantity.unit)}, {', '.join(missed)}"
-        metric = m.CHECK_RATE if quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
-        yield Problem(metric, value, text, Action.DRAIN, f"slow_{quantity.value}", Health.DEGRADED)
+        yield Problem(quantity.metric, value, text, Action.DRAIN, f"slow_{quantity.value}", Health.DEGRADED)
 
 
 def _missed(rated: Rated) -> Iterator[str]:

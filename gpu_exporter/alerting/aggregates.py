@@ -9,9 +9,9 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, SHARES, Cause
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
-from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
+from gpu_exporter.conditions.signal import DEVICE_INFO, DEVICE_KEY, IDENTITY_INFO, Signal
 
-_OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
+_OWNER = "cluster, namespace, workload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def _number(level: str, by: tuple[str, ...], signal: Signal, help: str) -> Aggre
 
 
 _INSTANCES = f'{DEVICE_INFO}{{GPU_I_ID!=""}}'
-_SLICES = f"max by ({_DEVICE}) ({m.INSTANCE_SLICES})"
+_SLICES = f"max by ({DEVICE_KEY}) ({m.INSTANCE_SLICES})"
 # A MIG instance counts as a share of its GPU, by compute slices if they are known. The same share applies to its power
 # and its price.
 SHARE = Aggregate(
@@ -52,7 +52,7 @@ SHARE = Aggregate(
     "Share of a GPU; below 1 for MIG instances",
     f"""{DEVICE_INFO} unless on (cluster, UUID) {_INSTANCES}
 or
-{_INSTANCES} * on ({_DEVICE}) group_left () (
+{_INSTANCES} * on ({DEVICE_KEY}) group_left () (
   {_SLICES} / on (cluster, UUID) group_left () sum by (cluster, UUID) ({_SLICES})
 )
 or
@@ -72,7 +72,7 @@ GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record
 TIME = Aggregate(
     "workload:time:gpus",
     "GPUs by where their time goes: added up over an hour, GPU-hours by cause",
-    f"sum by ({_OWNER}, {LABEL}) ({RECORD} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record}))",
+    f"sum by ({_OWNER}, {LABEL}) ({RECORD} * on ({DEVICE_KEY}) group_left () max by ({DEVICE_KEY}) ({SHARE.record}))",
     ("namespace", "workload", LABEL),
 )
 TIME_COST = Aggregate(
@@ -100,7 +100,7 @@ WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
     f"""{SHARE.record} * 0 + 1 and on (cluster, UUID) {LOST}
-or on ({_DEVICE})
+or on ({DEVICE_KEY})
 (
   max without (class) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}} * 0 + 1)
   or
@@ -114,15 +114,15 @@ WASTED_COST = _of_workload(
     "wasted_cost:usd_per_hour",
     "Price of the wasted GPU time",
     f"sum by ({_OWNER}) "
-    f"({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})) * {{usdPerGpuHour}}",
+    f"({WASTED.record} * on ({DEVICE_KEY}) group_left () max by ({DEVICE_KEY}) ({SHARE.record})) * {{usdPerGpuHour}}",
 )
 # Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
 # well, and its ranks spend some of their time waiting.
 _PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
 WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
 WAITS = (
-    f"{_PEERS} >= {LEAST_LOSS} and on ({_DEVICE}) "
-    f"({WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD}))"
+    f"{_PEERS} >= {LEAST_LOSS} and on ({DEVICE_KEY}) "
+    f"({WAITING_CLASS} or on ({DEVICE_KEY}) {_PEERS} >= on ({DEVICE_KEY}) max by ({DEVICE_KEY}) ({RECORD}))"
 )
 _ON_NODE = "cluster, node, namespace, workload"
 WAITING = Aggregate(
@@ -134,18 +134,18 @@ WAITING = Aggregate(
 WAITING_TIME = Aggregate(
     "node:waiting_time:gpus",
     "GPUs by the time in which they wait for other ranks",
-    f"sum by ({_ON_NODE}) (({WAITS}) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record}))",
+    f"sum by ({_ON_NODE}) (({WAITS}) * on ({DEVICE_KEY}) group_left () max by ({DEVICE_KEY}) ({SHARE.record}))",
     ("node", "namespace", "workload"),
 )
 # What a GPU wastes by itself: without waiting for others, and all of its time if it is lost.
 OWN_WASTE = f"""(
-  group by ({_DEVICE}) {LOST}
-  or on ({_DEVICE})
+  group by ({DEVICE_KEY}) {LOST}
+  or on ({DEVICE_KEY})
   (
-    group by ({_DEVICE}) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}})
+    group by ({DEVICE_KEY}) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}})
     or
-    sum by ({_DEVICE}) ({RECORD}{{{LABEL}=~"{"|".join(cause.value for cause in OWN_CAUSES)}"}})
-  ) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})
+    sum by ({DEVICE_KEY}) ({RECORD}{{{LABEL}=~"{"|".join(cause.value for cause in OWN_CAUSES)}"}})
+  ) * on ({DEVICE_KEY}) group_left () max by ({DEVICE_KEY}) ({SHARE.record})
 )"""
 NAMESPACE_WASTED = Aggregate(
     "namespace:wasted_cost:usd_per_hour",

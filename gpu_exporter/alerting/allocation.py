@@ -28,7 +28,7 @@ POOL_LABELS = (
 # Labels of nodes that name their rack, or the NVLink domain of a rack; the preferred last.
 RACK_LABELS = ("rack", "topology.kubernetes.io/rack", "nvidia.com/gpu.clique")
 
-_POD = "cluster, namespace, pod"
+POD = "cluster, namespace, pod"
 
 
 def own(selector: str, *labels: str) -> str:
@@ -45,14 +45,14 @@ def _node(selector: str, *by: str) -> str:
 
 def _pod(selector: str) -> str:
     """Return the series by pod."""
-    return f"max by ({_POD}) ({own(selector, 'namespace', 'pod')})"
+    return f"max by ({POD}) ({own(selector, 'namespace', 'pod')})"
 
 
 def _requests(where: str = "") -> str:
     """Return the requests of pods, by container."""
     selector = f'kube_pod_container_resource_requests{{resource=~"{RESOURCES}"{where}}}'
     named = own(selector, "namespace", "pod", "container", "node")
-    return f"max by ({_POD}, container, node, resource) ({named})"
+    return f"max by ({POD}, container, node, resource) ({named})"
 
 
 _ALLOCATABLE = f'kube_node_status_allocatable{{resource=~"{RESOURCES}"}}'
@@ -114,8 +114,8 @@ NODE_ALLOCATED = Aggregate(
     "GPUs that pods have been given",
     f"""sum by (cluster, node, resource) (
   {_requests(', node!=""')}
-  * on ({_POD}) group_left () {_ALIVE}
-  unless on ({_POD}) {_UNSCHEDULABLE}
+  * on ({POD}) group_left () {_ALIVE}
+  unless on ({POD}) {_UNSCHEDULABLE}
 )
 or on (cluster, node, resource)
 {NODE_ALLOCATABLE.record} * 0""",
@@ -130,17 +130,17 @@ NODE_FREE = Aggregate(
 POD_PENDING = Aggregate(
     "pod:pending:count",
     "GPUs that a pod without a node waits for",
-    f"""sum by ({_POD}, resource) (
+    f"""sum by ({POD}, resource) (
   {_requests()}
-  * on ({_POD}) group_left () {_UNSCHEDULABLE}
+  * on ({POD}) group_left () {_UNSCHEDULABLE}
 )
-and on ({_POD}) {_ALIVE}""",
+and on ({POD}) {_ALIVE}""",
     ("namespace", "pod", "resource"),
 )
 POD_STARVED = Aggregate(
     "pod:starved:count",
     "GPUs that pods have waited for at least half an hour for",
-    f"{POD_PENDING.record} and on ({_POD}) time() - {_pod('kube_pod_created')} >= {STARVED_SECONDS}",
+    f"{POD_PENDING.record} and on ({POD}) time() - {_pod('kube_pod_created')} >= {STARVED_SECONDS}",
     ("namespace", "pod", "resource"),
 )
 POOL_ALLOCATABLE = _of_pool(NODE_ALLOCATABLE, NODE_ALLOCATABLE.help)
@@ -174,7 +174,7 @@ REQUESTS = (
 POD_REQUESTS = Aggregate(
     "pod:requests:count",
     "Requests that the inference server of a pod runs or queues",
-    f"""sum by ({_POD}) ({own(f'{{__name__=~"{"|".join(REQUESTS)}", pod!=""}}', "namespace", "pod")})""",
+    f"""sum by ({POD}) ({own(f'{{__name__=~"{"|".join(REQUESTS)}", pod!=""}}', "namespace", "pod")})""",
     ("namespace", "pod"),
 )
 

@@ -86,12 +86,7 @@ def board_of(mode: FailureMode) -> Board:
 
 def runbook(mode: FailureMode) -> str:
     """Return the address of its runbook: in the project's docs if they are published, otherwise in Grafana."""
-    return f"{project.DOCS}/runbooks/{page(mode.name)}.md" if project.DOCS else panel_link(page(mode.name))
-
-
-def page(name: str) -> str:
-    """Return the name of the file of a failure mode's runbook, without suffix."""
-    return name.lower()
+    return project.page(f"runbooks/{mode.page}.md") or panel_link(mode.page)
 
 
 def panel_link(page: str) -> str:

@@ -159,7 +159,7 @@ def _linked(text: str, chosen: BundleChoice) -> str:
     """Return the text of alerts with links to Grafana; without its address, they say so."""
     if chosen.grafana_url:
         text = re.sub(rf"\n +{LINKS}: {re.escape(RELATIVE)}", "", text)
-        text = text.replace("_url: /d/", f"_url: {chosen.grafana_url.rstrip('/')}/d/")
+        text = text.replace("_url: /d/", f"_url: {chosen.grafana_url}/d/")
     return _titled(text, "#")
 
 
@@ -180,7 +180,7 @@ def _target(link: str) -> str:
     if link.startswith("../../alerts/"):
         return link.removeprefix("../")
     if link.startswith("../"):
-        return f"{project.DOCS}/{link.removeprefix('../')}" if project.DOCS else ""
+        return project.page(link.removeprefix("../"))
     return link
 
 

@@ -47,11 +47,12 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
-def _literal(dumper: yaml.SafeDumper, text: _Text) -> yaml.Node:
+def literal(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Return a text as a block if it has several lines."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(_Text, _literal)
+_Dumper.add_representer(_Text, literal)
 
 
 def as_text(groups: Iterable[RuleGroup]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpu_exporter.alerting.allocation import own
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import workloads
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
-from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY, IDENTITY_INFO, OWNER, OWNERS_INFO
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, DEVICE_KEY, IDENTITY, IDENTITY_INFO, OWNER, OWNERS_INFO
 
 # Every exporter exposes at least one of these for a GPU.
 _IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
@@ -36,7 +37,7 @@ _ALERT_OWNERS = "gpu:alert_owners:info"
 
 def recorded() -> Iterator[tuple[str, str]]:
     """Yield name and expression of each rule, in the order in which they depend on each other."""
-    device, owners = ", ".join(DEVICE), ", ".join((*DEVICE, *OWNER))
+    device, owners = DEVICE_KEY, ", ".join((*DEVICE, *OWNER))
     yield (SCRAPED, _scraped())
     exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *IDENTITY))
     yield (EXPORTER, f"group by ({exporter}) ({m.INFO}) or group by ({exporter}) ({SCRAPED})")
@@ -113,7 +114,7 @@ def _owners(labels: str) -> str:
     for label in workloads.JOB_LABELS:
         label = "named" if label == "workload" else label
         by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
-    return f"group by ({labels}) ({mine})\nor on ({', '.join(DEVICE)})\ngroup by ({labels}) ({by_pod})"
+    return f"group by ({labels}) ({mine})\nor on ({DEVICE_KEY})\ngroup by ({labels}) ({by_pod})"
 
 
 def _own_series(operator: str) -> str:
@@ -128,7 +129,4 @@ def _own_series(operator: str) -> str:
 
 def _exported(series: str, by: str) -> str:
     """Return the series with the pod that uses the GPU where Prometheus replaced it by the pod that it scraped."""
-    series = f"group by ({by}, exported_namespace, exported_pod) ({series})"
-    for label in ("namespace", "pod"):
-        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
-    return series
+    return own(f"group by ({by}, exported_namespace, exported_pod) ({series})", "namespace", "pod")

@@ -26,10 +26,10 @@ from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS, network
-from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
+from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULT_KEY, FAULTS, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
-from gpu_exporter.conditions.signal import DEVICE
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_KEY
 
 _LABELS = ("alertname", "severity", "domain", "action", "node", "gpu", "UUID", "namespace", "workload")
 _DOMAINS = "|".join(domain.value for domain in Domain)
@@ -170,7 +170,7 @@ OPEN_SINCE = Aggregate(
 # A GPU that waits for others itself holds up nobody, unless its link is slow: then all ranks wait for that link, if
 # nothing else holds up their job.
 _OWNER = ", ".join(LABELS[Place.JOB])
-_JOB, _DEVICE, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE), ", ".join(DEVICE[1:])
+_JOB, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE[1:])
 
 
 def _of_jobs(modes: Iterable[FailureMode], more: str = "") -> str:
@@ -186,8 +186,8 @@ def _holding(more: str = "") -> str:
     always = _of_jobs((mode for mode in others if mode.cause is Cause.PEERS), more)
     unless_waiting = _of_jobs((mode for mode in others if mode.cause is not Cause.PEERS), more)
     return (
-        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {WAITING_CLASS})\nor\n"
-        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {WAITING_CLASS})"
+        f"{always}\nor\n({unless_waiting} unless on ({DEVICE_KEY}) {WAITING_CLASS})\nor\n"
+        f"({stopping} and on ({_JOB}) {stalled} unless on ({DEVICE_KEY}) {WAITING_CLASS})"
     )
 
 
@@ -230,7 +230,7 @@ _CULPRITS = f"""count by ({KEY}) (
   {_CULPRIT_GPUS}
   unless
   group by ({KEY}, {_DEVICE_ONLY}) (
-    {_OF_GPUS} and on ({KEY}, {_OWNER}) {HOLDERS.record} and on ({_DEVICE}) ({WAITS})
+    {_OF_GPUS} and on ({KEY}, {_OWNER}) {HOLDERS.record} and on ({DEVICE_KEY}) ({WAITS})
   )
 )"""
 OPEN_GPUS = Aggregate(
@@ -242,7 +242,6 @@ OPEN_GPUS = Aggregate(
     ),
     _ROW,
 )
-_OF_FAULT = f"cluster, {CAUSE}, {XID}"
 _CULPRIT_NODES = f"""count by ({KEY}) (
   group by ({KEY}, node) ({_OF_NODES})
   unless
@@ -258,11 +257,11 @@ OPEN_NODES = Aggregate(
         f"max by ({KEY}) ({_of_job(_NODES_OF_JOB, _OF_WHOLE)})\nor\n"
         + _total(_CULPRIT_NODES, f"max by ({KEY}) ({_of_job(f'count by ({_JOB}) ({WAITING.record})')})")
     )
-    + f"\nor\n{_of_open(f'count by ({_OF_FAULT}) ({FAULTS})', _OF_FAULT)}",
+    + f"\nor\n{_of_open(f'count by ({FAULT_KEY}) ({FAULTS})', FAULT_KEY)}",
     _ROW,
 )
-_OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
-_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED}"
+_OWNED = f"group by ({DEVICE_KEY}, {_OWNER}) ({SHARE.record})"
+_OWN_OF_DEVICE = f"{OWN_WASTE} * on ({DEVICE_KEY}) group_left ({_OWNER}) {_OWNED}"
 _OWN_OF_JOB = f"sum by ({_JOB}) ({_OWN_OF_DEVICE})"
 # What a cost is, as all texts about it say it; so is that of `diagnosis/`.
 COST_INCLUDES = "includes what these GPUs already wasted before the incident began, such as the gaps between kernels"
@@ -274,7 +273,7 @@ OPEN_COST = Aggregate(
         "("
         + _total(
             f"max by ({KEY}) ({_of_job(_OWN_OF_JOB, _OF_WHOLE)})\nor\n"
-            f"sum by ({KEY}) ({_CULPRIT_GPUS} * on ({_DEVICE}) group_left () {OWN_WASTE})",
+            f"sum by ({KEY}) ({_CULPRIT_GPUS} * on ({DEVICE_KEY}) group_left () {OWN_WASTE})",
             f"sum by ({KEY}) ({_of_job(f'sum by ({_JOB}) ({WAITING_TIME.record})')})",
         )
         + ") * {usdPerGpuHour}"
@@ -284,7 +283,7 @@ OPEN_COST = Aggregate(
 )
 
 _IN_INCIDENTS = f"""(
-  {_OWN_OF_DEVICE} and on ({_DEVICE}) {_OF_GPUS}
+  {_OWN_OF_DEVICE} and on ({DEVICE_KEY}) {_OF_GPUS}
   or
   {_OWN_OF_DEVICE} and on ({_JOB}) {_OF_WHOLE}
 )"""
@@ -325,8 +324,8 @@ def _effects() -> Iterator[str]:
         if terms:
             yield f'label_replace({total} by ({KEY}) (\n{joined}\n), "within", "{place.value}", "", "")'
     same = f'{EXPLAINED.record}{{alertname=~"{"|".join(FLEET_CAUSES)}"}}'
-    nodes = f'count by ({_OF_FAULT}) (label_replace({same}, "{CAUSE}", "$1", "alertname", "(.+)"))'
-    fleet = f'{PLACES.record}{{{CAUSE}!=""}} * on ({_OF_FAULT}) group_left () {nodes}'
+    nodes = f'count by ({FAULT_KEY}) (label_replace({same}, "{CAUSE}", "$1", "alertname", "(.+)"))'
+    fleet = f'{PLACES.record}{{{CAUSE}!=""}} * on ({FAULT_KEY}) group_left () {nodes}'
     yield f'label_replace(max by ({KEY}) ({fleet}), "within", "fleet", "", "")'
 
 

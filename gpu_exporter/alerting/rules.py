@@ -36,7 +36,7 @@ from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
 from gpu_exporter.conditions.formulas import parts
 from gpu_exporter.conditions.prose import title
-from gpu_exporter.conditions.signal import DEVICE, Read, Signal, record_name
+from gpu_exporter.conditions.signal import DEVICE_KEY, Read, Signal, record_name
 from gpu_exporter.conditions.tree import (
     Condition,
     Fn,
@@ -312,7 +312,7 @@ def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
     main = alert(mode, limits)
     if mode.lesser is None:
         return [main]
-    on = f"on ({', '.join(DEVICE)})"
+    on = f"on ({DEVICE_KEY})"
     lesser = f"(\n{promql.condition(mode.lesser, limits)}\n)"
     labels = {**main["labels"], "severity": Severity.INFO.value}
     texts = {**main["annotations"], "severity_reason": mode.lesser_because}

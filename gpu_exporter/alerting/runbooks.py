@@ -165,12 +165,12 @@ WORKS = {Detectability.YES: "yes", Detectability.PARTLY: "partly", Detectability
 
 def path(mode: FailureMode) -> str:
     """Return the path of the runbook of a mode, with which the URL in its alert ends."""
-    return f"{FOLDER}/{mode.name.lower()}.md"
+    return f"{FOLDER}/{mode.page}.md"
 
 
-def link(name: str) -> str:
-    """Return a link from one runbook to another."""
-    return f"[{name}]({name.lower()}.md)"
+def link(name: str, folder: str = "") -> str:
+    """Return a link to a runbook, from another one or from the page that has them in this folder."""
+    return f"[{name}]({folder}{name.lower()}.md)"
 
 
 def works(mode: FailureMode) -> tuple[str, ...]:

@@ -7,11 +7,10 @@ both doubles: as long as throughput grows more than latency, a larger batch pays
 from __future__ import annotations
 
 from gpu_exporter.alerting.aggregates import Aggregate
-from gpu_exporter.alerting.allocation import own
+from gpu_exporter.alerting.allocation import POD, own
 
 _POD, _BATCH = ("namespace", "pod"), "batch"
 _OF_POD = '{pod!=""}'
-_BY = "cluster, namespace, pod"
 # Batches are compared by powers of two, over a day, which has hours with little and with much traffic.
 SIZES = tuple(2**power for power in range(11))
 WINDOW, RATE = "1d", "5m"
@@ -19,13 +18,13 @@ WINDOW, RATE = "1d", "5m"
 
 def _now(name: str) -> str:
     """Return the sum of a gauge by pod."""
-    return f"sum by ({_BY}) ({own(name + _OF_POD, *_POD)})"
+    return f"sum by ({POD}) ({own(name + _OF_POD, *_POD)})"
 
 
 def _rate(name: str) -> str:
     """Return the rate of a counter by pod, while the pod exists."""
     series = f"{name}{_OF_POD}"
-    return f"sum by ({_BY}) ({own(f'rate({series}[{RATE}]) and {series}', *_POD)})"
+    return f"sum by ({POD}) ({own(f'rate({series}[{RATE}]) and {series}', *_POD)})"
 
 
 def _mean(histogram: str) -> str:
@@ -66,11 +65,11 @@ LATENCY = Aggregate(
     ),
     _POD,
 )
-_SIZE = f'count_values by ({_BY}) ("{_BATCH}", 2 ^ floor(log2({BATCH.record} >= 1)))'
+_SIZE = f'count_values by ({POD}) ("{_BATCH}", 2 ^ floor(log2({BATCH.record} >= 1)))'
 
 
 def _by_size(of: Aggregate, record: str, help: str) -> Aggregate:
-    expression = f"{_SIZE} * on ({_BY}) group_left () {of.record}"
+    expression = f"{_SIZE} * on ({POD}) group_left () {of.record}"
     return Aggregate(record, help, expression, (*_POD, _BATCH))
 
 
@@ -92,7 +91,7 @@ _SIZES = _first(*(f'label_replace(vector({size}), "{_BATCH}", "{size}", "", "")'
 KNEE = Aggregate(
     "pod:batch_knee:count",
     "Batch size from which twice the batch makes latency grow more than throughput, over the last day",
-    f"""min by ({_BY}) (
+    f"""min by ({POD}) (
   ({_growth(LATENCY_OF_SIZE.record)} > {_growth(OF_SIZE.record)}) * 0
   + on ({_BATCH}) group_left () ({_SIZES})
 )""",
@@ -108,9 +107,9 @@ CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_
 def first_token(quantile: float, pods: str, interval: str) -> str:
     """Return a quantile of the time to the first token, of the pods that `pods` has a series of."""
     rates = _first(*(own(f"rate({name}_bucket{_OF_POD}[{interval}])", *_POD) for name in FIRST_TOKEN))
-    return f"histogram_quantile({quantile:g}, sum by ({_BY}, le) (({rates}) and on ({_BY}) {pods}))"
+    return f"histogram_quantile({quantile:g}, sum by ({POD}, le) (({rates}) and on ({POD}) {pods}))"
 
 
 def cache_use(pods: str) -> str:
     """Return the share of the cache that is in use, of the pods that `pods` has a series of."""
-    return f"max by ({_BY}) (({_first(*(own(name + _OF_POD, *_POD) for name in CACHE))}) and on ({_BY}) {pods})"
+    return f"max by ({POD}) (({_first(*(own(name + _OF_POD, *_POD) for name in CACHE))}) and on ({POD}) {pods})"

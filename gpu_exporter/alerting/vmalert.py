@@ -66,15 +66,8 @@ def _offset(depth: int, seconds: int) -> int:
     return (depth - 1) * STEP % seconds
 
 
-def depths(rules: Sequence[Rule]) -> Sequence[int]:
-    """Return the least depth of each rule: one more than of the deepest rule that it reads.
-
-    Raises graphlib.CycleError if rules read each other.
-    """
-    return _least(_sources(rules))
-
-
 def _least(read: Mapping[int, Collection[int]]) -> list[int]:
+    """Return the least depth of each rule: one more than of the deepest rule that it reads."""
     found: dict[int, int] = {}
     for number in TopologicalSorter(read).static_order():
         found[number] = 1 + max((found[other] for other in read[number]), default=0)

@@ -21,7 +21,6 @@ from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.reports.masking import Names
 from gpu_exporter.version import __version__
 
-OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 MOST_GPUS_BYTES = 8 << 20
 MOST_EVENTS_BYTES = 1 << 20
 # Events come at any time, also while no snapshot is made.
@@ -59,7 +58,7 @@ def gpus(snapshot: Snapshot, names: Names) -> ApiAnswer:
     """
     owners: dict[str, list[dict[str, str]]] = defaultdict(list)
     for series, _ in snapshot.samples:
-        if series.metric in OWNERS and series.gpu is not None:
+        if series.metric in m.OWNERS and series.gpu is not None:
             owners[series.gpu.uuid].append(names.labels(dict(series.labels)))
     entries = [
         {

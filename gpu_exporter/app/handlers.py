@@ -11,14 +11,13 @@ from tornado.web import HTTPError
 from gpu_exporter.app import api
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth
 from gpu_exporter.app.handler import Handler
-from gpu_exporter.http.handler import TEXT
+from gpu_exporter.http.handler import JSON, TEXT
 from gpu_exporter.http.negotiation import accepts_gzip, accepts_openmetrics
 from gpu_exporter.http.ready import Ready
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.pipeline.pages import NO_METRICS_YET, Variant
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-JSON = "application/json"
 
 
 def page(endpoint: Endpoint, headers: HTTPHeaders) -> Ready | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from tornado.httputil import HTTPServerRequest
+
 from gpu_exporter.app.handler import Handler
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT
@@ -64,6 +66,13 @@ def is_cross_site(origin: str | None, fetch_site: str | None, host: str) -> bool
         return True
 
 
+def cross_site(request: HTTPServerRequest) -> str:
+    """Return why a request is refused that a browser sent for a page of another site; empty for others."""
+    fetch_site = request.headers.get("Sec-Fetch-Site")
+    is_refused = is_cross_site(request.headers.get("Origin"), fetch_site, request.host)
+    return "Not allowed for pages of other sites.\n" if is_refused else ""
+
+
 class _StateChange(Handler):
     """A request that changes the state of the process. Pages of other sites may not send it."""
 
@@ -82,12 +91,9 @@ class _StateChange(Handler):
         return "" if self.settings["guard"].authenticates or self.has_token() else self.no_token
 
     async def post(self) -> None:
-        headers = self.request.headers
-        forbidden = self.forbidden()
+        forbidden = self.forbidden() or cross_site(self.request)
         if forbidden:
             await self.send(forbidden, TEXT, 403)
-        elif is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
-            await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
         else:
             await self.act()
 

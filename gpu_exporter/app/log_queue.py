@@ -12,6 +12,8 @@ from queue import SimpleQueue
 
 # Log lines that may wait for their reader. While the queue is full, further lines are dropped.
 QUEUED_LINES = 1000
+# How long a command waits at its end until the last lines are written.
+LAST_LINES_SECONDS = 0.3
 DROPPED = "%d log lines were dropped because stderr was not read in time"
 
 
@@ -36,7 +38,7 @@ class LogQueue(QueueHandler):
         """The number of log lines that were never written."""
         return self._refused + self._failed
 
-    def drain(self, seconds: float) -> bool:
+    def drain(self, seconds: float = LAST_LINES_SECONDS) -> bool:
         """Wait until all lines are written, at most for this time. Return whether they are."""
         written = threading.Event()
         self.queue.put(written)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import PlatformCollector, ProcessCollector
@@ -36,7 +35,7 @@ from gpu_exporter.pipeline.pages import Pages
 from gpu_exporter.pipeline.renderer import Renderer, Style, source_labels
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.reports.masking import Names
-from gpu_exporter.sources.choice import is_remote
+from gpu_exporter.sources.choice import is_local, is_remote
 
 if TYPE_CHECKING:
     from gpu_exporter.live_page.thread import LiveNode
@@ -112,7 +111,7 @@ class Node:
             self._collector.events,
             source.dead,
             live,
-            boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
+            boot_id=boot_id(config.procfs) if is_local(config, source) else "",
             profiles=_access(profiles) if profiles else None,
             last_check=checks.last if checks else no_check,
             trusted_users=frozenset(config.profile_users),
@@ -190,10 +189,9 @@ def _live(
     from gpu_exporter.live_page.thread import LiveNode
     from gpu_exporter.reports.masking import Names
 
-    is_local = source.live and not is_remote(config, source.name)
     names = Names(mask=config.mask_names)
     reports = JobReports(config.job_reports, name, names) if config.job_reports else None
-    kept = KeptHistory(config.state_dir if is_local else None, reports)
+    kept = KeptHistory(config.state_dir if is_local(config, source) else None, reports)
     monitor = LiveMonitor(name, config.interval, events, kept, mask_names=config.mask_names)
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
@@ -205,13 +203,12 @@ def _events(source: Source, config: Config, find_gpu: Callable[[str], GpuEvidenc
 
 def _links(source: Source, config: Config) -> LinkHistory:
     """Return what keeps what the links of the GPUs reached; over a restart, if there is a directory for it."""
-    return LinkHistory(config.state_dir if source.live and not is_remote(config, source.name) else None)
+    return LinkHistory(config.state_dir if is_local(config, source) else None)
 
 
 def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch:
     """Return the thread that saves the events, and adds the XIDs of the kernel log if it is about these GPUs."""
-    off = config.kernel_log in ("", "none") or is_remote(config, source.name)
-    path = None if off else Path(config.kernel_log)
+    path = config.kernel_log if is_local(config, source) else None
     store = EventStore(config.state_dir) if config.state_dir else None
     return KernelWatch(events, path, store, procfs=config.procfs)
 
@@ -233,7 +230,7 @@ def _attributor(source: Source, config: Config) -> Attributor | None:
 def _host(source: Source, config: Config) -> HostEvidence | None:
     """Return what observes the processes on the GPUs, the network cards and NCCL, as far as the settings ask for it;
     None if the GPUs are not this machine's. Raises GpuExporterError."""
-    if not source.live or is_remote(config, source.name):
+    if not is_local(config, source):
         if config.nccl_inspector_dir:
             raise GpuExporterError(
                 f"--nccl-inspector-dir: source {source.name} has no GPUs of this machine, whose jobs write these files",
@@ -273,7 +270,7 @@ def _access(profiles: ProfileWatch) -> ProfileAccess:
 
 def _active_checks(source: Source, config: Config) -> ActiveCheckWatch | None:
     """Return what follows the results of `check --active`; None without a directory, or for GPUs of another machine."""
-    if config.state_dir is None or not source.live or is_remote(config, source.name):
+    if config.state_dir is None or not is_local(config, source):
         return None
     return ActiveCheckWatch(config.state_dir)
 

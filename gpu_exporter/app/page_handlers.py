@@ -13,7 +13,7 @@ from tornado.web import HTTPError
 from gpu_exporter.app.api import ApiAnswer
 from gpu_exporter.app.endpoint import Endpoint
 from gpu_exporter.app.handler import Handler, TokenOrPassword
-from gpu_exporter.http.handler import TEXT
+from gpu_exporter.http.handler import JSON, TEXT
 from gpu_exporter.http.login import client_of
 from gpu_exporter.http.negotiation import accepts_gzip
 from gpu_exporter.http.web_config import SECURE_HEADERS
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CSP = "Content-Security-Policy"
 # A browser keeps the file, and asks each time whether it has changed.
 REVALIDATE = "no-cache"
-JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 PING_SECONDS = 15.0
 # After how long a page reconnects.

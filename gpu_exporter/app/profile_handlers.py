@@ -8,10 +8,10 @@ import re
 
 from gpu_exporter.app.endpoint import ProfileAccess
 from gpu_exporter.app.handler import Handler, TokenOrPassword
-from gpu_exporter.app.lifecycle import is_cross_site
-from gpu_exporter.http.handler import TEXT
+from gpu_exporter.app.lifecycle import cross_site
+from gpu_exporter.http.handler import JSON, TEXT
 
-JSON, PPROF = "application/json", "application/octet-stream"
+PPROF = "application/octet-stream"
 OFF = "profiles are off: start the exporter with --profile (docs/profile.md)\n"
 NOT_ALLOWED = "not allowed to see profiles, which show code: name your user in --profile-users (docs/profile.md)\n"
 GONE = "there is no profile with this id and stacks\n"
@@ -62,9 +62,8 @@ class ProfilesHandler(TokenOrPassword, _OfProfiles):
         profiles = await self.profiles(prefix)
         if profiles is None:
             return
-        headers = self.request.headers
-        if is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
-            await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
+        if refusal := cross_site(self.request):
+            await self.send(refusal, TEXT, 403)
             return
         arguments = {name: self.get_query_arguments(name) for name in self.request.query_arguments}
         reply = await profiles.ask(arguments, self.user or "token")

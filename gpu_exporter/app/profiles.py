@@ -29,7 +29,7 @@ from gpu_exporter.profiling.sampler import RemoteSampler, local_sampler
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, Asked, ProfileRefusal, Rules
 from gpu_exporter.profiling.watch import Given, GpuFindings, ProfileWatch
-from gpu_exporter.sources.choice import is_remote
+from gpu_exporter.sources.choice import is_local
 
 HOST_BOUND_CLASSES = frozenset({"host-bound", "data-loading-bound"})
 # The failure modes that are reasons. A straggler that computes more slowly is one, too: its stacks tell more work from
@@ -52,7 +52,7 @@ MOST_GPU, MOST_PID = 1023, 1 << 22
 
 def profile_watch(source: Source, config: Config, monitor: LiveMonitor | None, *, alone: bool) -> ProfileWatch:
     """Return the thread that profiles. Raises GpuExporterError if that is not possible here."""
-    if not alone or not source.live or is_remote(config, source.name):
+    if not alone or not is_local(config, source):
         raise GpuExporterError("--profile: only processes on the GPUs of this machine can be profiled", fix="remove it")
     if monitor is None:
         raise GpuExporterError("--profile needs the diagnosis of the live page", fix="remove --live-page false")

@@ -33,7 +33,7 @@ from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.pipeline.dcgm_counts import OF_CLOCK, OF_XIDS
 from gpu_exporter.pipeline.fields_in_force import Fields
-from gpu_exporter.sources.choice import is_remote
+from gpu_exporter.sources.choice import is_local
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
     source = nodes[0].source
     if not source.live:
         log.warning(BANNER.format(what=source.description, label=f'source="{source.name}"'))
-    if config.state_dir and (not source.live or is_remote(config, source.name)):
+    if config.state_dir and not is_local(config, source):
         log.warning("--state-dir is ignored: nothing is kept of GPUs that are not this machine's")
     if (config.profile_lines or config.profile_socket) and not config.profile:
         log.warning("--profile-lines and --profile-socket are ignored: --profile says when to take a profile")

@@ -41,7 +41,7 @@ def _runbook(name: str) -> tuple[str, str, str]:
     from gpu_exporter.reports.markdown import relinked
     from gpu_exporter.reports.markdown_html import html_of
 
-    pages = {boards.page(mode.name): mode for mode in MODES}
+    pages = {mode.page: mode for mode in MODES}
     if name and name not in pages:
         return "", "", ""
 
@@ -49,7 +49,7 @@ def _runbook(name: str) -> tuple[str, str, str]:
         """Return where a link leads: the exporter has no other pages of the docs."""
         file, _, place = link.partition("#")
         if file.startswith("../"):
-            return f"{project.DOCS}/{link.removeprefix('../')}" if project.DOCS and file.count("../") == 1 else ""
+            return project.page(link.removeprefix("../")) if file.count("../") == 1 else ""
         if file == "README.md":
             return f"../runbooks#{place}" if place else "../runbooks"
         return (file.removesuffix(".md") if name else f"runbooks/{file.removesuffix('.md')}") if file else link

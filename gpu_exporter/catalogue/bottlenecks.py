@@ -21,7 +21,7 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import COLOURS, Cause
-from gpu_exporter.conditions.evaluate import Device, SignalWindow, class_of, classes
+from gpu_exporter.conditions.evaluate import SignalWindow, classes
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import (
     And,
@@ -345,15 +345,9 @@ def bottleneck_is(name: str) -> Is:
     return Is(CLASSIFICATION, BY_NAME[name].name)
 
 
-def classify(window: SignalWindow, device: Device) -> Bottleneck | None:
-    """Return the first bottleneck that is known to match; None if none is, or if the GPU does not answer."""
-    return _bottleneck(class_of(CLASSIFICATION, window, device))
-
-
 def classified(window: SignalWindow) -> list[Bottleneck | None]:
-    """Return the bottleneck of each device, in the order of the devices."""
-    return list(map(_bottleneck, classes(CLASSIFICATION, window)))
+    """Return the first bottleneck that is known to match each device, in the order of the devices.
 
-
-def _bottleneck(name: str | None) -> Bottleneck | None:
-    return BY_NAME[name] if name else None
+    None if none is, or if the GPU does not answer.
+    """
+    return [BY_NAME[name] if name else None for name in classes(CLASSIFICATION, window)]

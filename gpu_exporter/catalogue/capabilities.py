@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.gpu_models import BY_NAME, GB, H100, H200, TB, TFLOP, GpuModel
+from gpu_exporter.model.metric import Metric
 
 
 class Quantity(Enum):
@@ -33,6 +35,11 @@ class Quantity(Enum):
     def unit(self) -> str:
         """`FLOP/s` or `B/s`."""
         return "FLOP/s" if self in (Quantity.BF16, Quantity.FP32) else "B/s"
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of what was measured."""
+        return m.CHECK_RATE if self.unit == "FLOP/s" else m.CHECK_BANDWIDTH
 
     @property
     def tolerance(self) -> float:

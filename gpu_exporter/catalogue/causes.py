@@ -100,9 +100,3 @@ STACK_WORDS = TRACE_WORDS | {
 }
 # What a thread of a child process does, such as one of a data loader.
 WORKER_WORDS = STACK_WORDS | {TraceCause.DATA_LOADING: "loading data"}
-# The share of a GPU's time, as live metrics see it, that each cause in a trace belongs to.
-TRACE_SHARES = dict.fromkeys(TraceCause, Cause.HOST) | {
-    TraceCause.COPIES: Cause.COPIES,
-    TraceCause.DEPENDENCY: Cause.PEERS,
-    TraceCause.COLLECTIVES: Cause.PEERS,
-}

@@ -507,6 +507,12 @@ OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is 
 
 # The sets of rows that host/ reads.
 OF_HOSTS = frozenset({HOST, NIC})
+# Units of states: a mean of them is meaningless.
+STATE_UNITS = frozenset(
+    {"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "links", "banks", "xid", "sxid"}
+)
+# The rows whose labels name the owner of a GPU.
+OWNERS = frozenset({POD_INFO, JOB_INFO, CONTAINER_INFO})
 
 
 def selected(choice: MetricSet, *, processes: bool = False, host: bool = False) -> tuple[Metric, ...]:

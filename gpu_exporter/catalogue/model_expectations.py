@@ -34,7 +34,7 @@ from gpu_exporter.catalogue.gpu_models import (
 from gpu_exporter.catalogue.time_shares import TIME_SHARES, WAITING_SM, WORKING_SM
 from gpu_exporter.conditions.formulas import parts
 from gpu_exporter.conditions.signal import Read, Within
-from gpu_exporter.conditions.tree import Compare, Condition, Limit, comparisons, limits_of, marks_of
+from gpu_exporter.conditions.tree import Condition, Limit, limits_of
 
 # The edge of the histogram that the signal `sm_idle` is computed from is fixed, too, but is no limit that users change.
 IDLE_EDGE = "edge of sm_idle"
@@ -46,14 +46,6 @@ def conditions() -> Iterator[tuple[str, Condition]]:
     yield from ((mode.name, mode.condition) for mode in MODES if mode.condition)
     for cause, share in TIME_SHARES.items():
         yield from ((f"time share {cause.value}", part) for part in parts(share) if isinstance(part, Condition))
-
-
-def all_comparisons(condition: Condition) -> Iterator[Compare]:
-    """Yield the comparisons of a condition and of the marks that it reads on other ranks."""
-    for compare in comparisons(condition):
-        yield compare
-        for mark in marks_of(compare):
-            yield from all_comparisons(mark.condition)
 
 
 def limits() -> Mapping[str, Limit]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_exporter.catalogue.metrics import BY_KEY, INFO, METRICS
+from gpu_exporter.catalogue.metrics import BY_KEY, INFO, METRICS, MIB
 from gpu_exporter.model.metric import EntityKind, Metric
 
 PACKAGED = Path(__file__).with_name("peer_series.csv")
@@ -15,8 +15,8 @@ PACKAGED = Path(__file__).with_name("peer_series.csv")
 _BASE: Mapping[str, tuple[str, float]] = {
     "percent": ("ratio", 0.01),
     "MHz": ("Hz", 1e6),
-    "MiB": ("bytes", 2.0**20),
-    "MiB per second": ("bytes per second", 2.0**20),
+    "MiB": ("bytes", MIB),
+    "MiB per second": ("bytes per second", MIB),
 }
 
 

@@ -14,3 +14,8 @@ DOCS = ""
 IMAGE = ""
 # The chart in its registry, such as oci://registry.example/owner/charts/gpu-exporter.
 CHART = ""
+
+
+def page(path: str) -> str:
+    """Return the address of a page of the documentation, or its path there, with its anchor; empty without DOCS."""
+    return f"{DOCS}/{path}" if DOCS else ""

@@ -9,9 +9,6 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Metric
 
-MIB = 2.0**20
-PERCENT = 0.01
-
 
 class Readable(NamedTuple):
     """A name, and the factor from the metric's unit to that of the name."""
@@ -34,10 +31,10 @@ READABLE: Mapping[Metric, Readable] = {
     m.PCIE_RX: Readable("pcie_rx_bytes_per_second"),
     m.NVLINK_TX: Readable("nvlink_tx_bytes_per_second"),
     m.NVLINK_RX: Readable("nvlink_rx_bytes_per_second"),
-    m.GPU_UTIL: Readable("utilization", PERCENT),
-    m.MEM_UTIL: Readable("memory_utilization", PERCENT),
-    m.ENC_UTIL: Readable("encoder_utilization", PERCENT),
-    m.DEC_UTIL: Readable("decoder_utilization", PERCENT),
+    m.GPU_UTIL: Readable("utilization", m.PERCENT),
+    m.MEM_UTIL: Readable("memory_utilization", m.PERCENT),
+    m.ENC_UTIL: Readable("encoder_utilization", m.PERCENT),
+    m.DEC_UTIL: Readable("decoder_utilization", m.PERCENT),
     m.SM_CLOCK: Readable("sm_clock_mhz"),
     m.MEM_CLOCK: Readable("memory_clock_mhz"),
     m.POWER: Readable("power_watts"),
@@ -48,12 +45,12 @@ READABLE: Mapping[Metric, Readable] = {
     m.GPU_TEMP: Readable("temperature_celsius"),
     m.MEMORY_TEMP: Readable("memory_temperature_celsius"),
     m.TEMP_MARGIN: Readable("thermal_margin_celsius"),
-    m.FB_TOTAL: Readable("memory_total_bytes", MIB),
-    m.FB_FREE: Readable("memory_free_bytes", MIB),
-    m.FB_USED: Readable("memory_used_bytes", MIB),
-    m.FB_RESERVED: Readable("memory_reserved_bytes", MIB),
+    m.FB_TOTAL: Readable("memory_total_bytes", m.MIB),
+    m.FB_FREE: Readable("memory_free_bytes", m.MIB),
+    m.FB_USED: Readable("memory_used_bytes", m.MIB),
+    m.FB_RESERVED: Readable("memory_reserved_bytes", m.MIB),
     m.FB_USED_RATIO: Readable("memory_used_ratio"),
-    m.FAN: Readable("fan_speed", PERCENT),
+    m.FAN: Readable("fan_speed", m.PERCENT),
     m.PSTATE: Readable("performance_state"),
 }
 PREFIXES = re.compile(r"^(DCGM_FI_(DEV|PROF)|gpu)_")

@@ -19,16 +19,16 @@ from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, Derived, Read,
 from gpu_exporter.model.metric import Metric
 
 
-def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None, bit: int | None = None) -> tuple[Read, ...]:
+def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None) -> tuple[Read, ...]:
     """Return the ways to read a metric: its integral, its classic name, its new name.
 
     `scale` is the signal's unit per unit of the classic name.
     """
     reads = [Read(total.name, rate=True)] if total else []
-    reads.append(Read(metric.name, scale, bit=bit, where=metric.labels))
+    reads.append(Read(metric.name, scale, where=metric.labels))
     renamed = modern(metric)
     if renamed:
-        reads.append(Read(renamed[0], scale / renamed[1], bit=bit))
+        reads.append(Read(renamed[0], scale / renamed[1]))
     return tuple(reads)
 
 
@@ -238,17 +238,17 @@ FB_USED = Signal(
     "fb_used",
     "bytes",
     "Device memory in use by programs",
-    _reads(m.FB_USED, 2.0**20),
+    _reads(m.FB_USED, m.MIB),
     per_instance=True,
-    plain="GPU memory in use {}",
+    plain="device memory used {}",
 )
 FB_FREE = Signal(
     "fb_free",
     "bytes",
     "Device memory that is free",
-    _reads(m.FB_FREE, 2.0**20),
+    _reads(m.FB_FREE, m.MIB),
     per_instance=True,
-    plain="GPU memory free {}",
+    plain="free device memory {}",
 )
 _FB_USABLE = Derived(FB_USED, "+", FB_FREE)
 FB_USE = Signal(
@@ -257,7 +257,7 @@ FB_USE = Signal(
     "Device memory in use, as a share of the memory available to programs",
     (Derived(FB_USED, "/", _FB_USABLE),),
     per_instance=True,
-    plain="GPU memory {} in use",
+    plain="device memory {} in use",
 )
 FB_PEAK = Signal(
     "fb_peak",
@@ -265,7 +265,7 @@ FB_PEAK = Signal(
     "Most device memory that programs used within the last minute, also between scrapes",
     (Read(m.FB_USED_PEAK.name),),
     per_instance=True,
-    plain="most GPU memory in use {}",
+    plain="highest device memory used in a minute {}",
 )
 FB_PEAK_USE = Signal(
     "fb_peak_use",
@@ -274,15 +274,15 @@ FB_PEAK_USE = Signal(
     "as of the scrape",
     (Derived(FB_PEAK, "/", _FB_USABLE), Derived(FB_USED, "/", _FB_USABLE)),
     per_instance=True,
-    plain="GPU memory at most {} in use",
+    plain="device memory at most {} in use",
 )
 FB_PEAK_FREE = Signal(
     "fb_peak_free",
     "bytes",
     "Device memory that was free at the peak of the last minute; without peaks, as of the scrape",
-    (Derived(_FB_USABLE, "-", FB_PEAK), *_reads(m.FB_FREE, 2.0**20)),
+    (Derived(_FB_USABLE, "-", FB_PEAK), *_reads(m.FB_FREE, m.MIB)),
     per_instance=True,
-    plain="least GPU memory free {}",
+    plain="lowest free device memory in a minute {}",
 )
 
 GPU_TEMP = _state("temp", "celsius", m.GPU_TEMP, "GPU temperature {}")
@@ -352,15 +352,15 @@ HEALTHY, DEGRADED, UNHEALTHY = (_verdict(state) for state in ("healthy", "degrad
 READ_AGE = _state("read_age", "seconds", m.READ_AGE, "last successful read {} ago")
 ECC_DBE = _state("ecc_uncorrectable", "errors", m.ECC_DBE_VOL, "{} uncorrectable ECC errors")
 ECC_SBE = _state("ecc_correctable", "errors", m.ECC_SBE_VOL, "{} corrected ECC errors")
-SRAM_EXCEEDED = _state("sram_exceeded", "bool", m.SRAM_EXCEEDED, "SRAM error threshold exceeded: {}")
-REMAP_PENDING = _state("row_remap_pending", "bool", m.REMAP_PENDING, "row remapping pending: {}")
-REMAP_FAILED = _state("row_remap_failed", "bool", m.REMAP_FAILURE, "row remapping failed: {}")
+SRAM_EXCEEDED = _state("sram_exceeded", "bool", m.SRAM_EXCEEDED, "SRAM threshold exceeded: {}")
+REMAP_PENDING = _state("row_remap_pending", "bool", m.REMAP_PENDING, "row remap pending: {}")
+REMAP_FAILED = _state("row_remap_failed", "bool", m.REMAP_FAILURE, "row remap failed: {}")
 BANKS_LOW = _state("banks_spare_low", "banks", m.REMAP_HISTOGRAM[3], "{} memory banks with few spare rows")
 BANKS_NONE = _state("banks_spare_none", "banks", m.REMAP_HISTOGRAM[4], "{} memory banks without spare rows")
 REMAPPED = _state(
     "remapped_uncorrectable", "rows", m.REMAP_UNCORRECTABLE, "{} rows remapped after uncorrectable errors"
 )
-RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING, "page retirement pending: {}")
+RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING, "retired pages pending: {}")
 PSTATE = _state("pstate", "status", m.PSTATE, "performance state {}")
 RECOVERY = _state("recovery_action", "action", m.RECOVERY, "recovery action: {}")
 INFOROM = _state("inforom_valid", "bool", m.INFOROM, "InfoROM valid: {}")

@@ -46,7 +46,6 @@ WAITING_SM   = Limit("waitingSm", 0.17, "ratio", "SM activity of a rank that wai
 LINK_LIMIT   = Limit("linkLimit", 0.92, "ratio", "share of the PCIe link that the fastest copy uses", a.TIME_SHARES)
 EMPTY_MEMORY = Limit("emptyMemory", 200 * 2.0**20, "bytes", "device memory in use below which no process uses the GPU", a.MEMORY, any_model="less than a CUDA context needs; without a process, no memory is in use")
 # fmt: on
-LIMITS = (WORKING_SM, WAITING_SM, LINK_LIMIT, EMPTY_MEMORY)
 
 
 def _minus(first: Formula, *rest: Formula) -> Formula:

@@ -126,7 +126,8 @@ def _date(text: str) -> str:
         raise ValueError(f"{text!r} is not a date; use for example 2025-10-29") from error
 
 
-_KIND = choice(*(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN))
+KINDS = tuple(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN)
+_KIND = choice(*KINDS)
 _ACTION = choice(*(action.value for action in Action))
 COLUMNS: Mapping[str, Callable[[str], Any]] = {
     "mnemonic": _text,

@@ -20,6 +20,7 @@ from gpu_exporter.active_checks.rates import Rates
 from gpu_exporter.active_checks.run import TIME_LIMITS, CheckTarget, Outcomes, run
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.gpu_models import model_of
+from gpu_exporter.cli.options import warn
 from gpu_exporter.config import Config
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.health import check, fitness
@@ -63,7 +64,7 @@ def _of_gpu(values: Mapping[Metric, float], named: Mapping[int, str], files: Hos
     if hidden > 0:
         yield f"{hidden} {'process that is' if hidden == 1 else 'processes that are'} {HIDDEN}"
     elif not named and memory >= HELD_MEMORY:
-        yield f"a program that is {HIDDEN}, with {binary_size(memory * 2**20)} of its memory"
+        yield f"a program that is {HIDDEN}, with {binary_size(memory * m.MIB)} of its memory"
 
 
 def _owner(pid: int, files: HostFiles) -> str:
@@ -146,7 +147,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     else:
         click.echo("\n".join((*report.lines(checked.results, checked.outcomes), *check.lines(result))))
     for warning in checked.warnings:
-        click.echo(f"gpu-exporter: warning: {warning}", err=True)
+        warn(warning)
     return result.exit_code, clean and checked.clean and not checked.outcomes.stuck
 
 

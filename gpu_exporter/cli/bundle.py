@@ -10,7 +10,7 @@ from gpu_exporter.alerting import bundle
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, parsed
-from gpu_exporter.io.user_text import duration, quoted
+from gpu_exporter.io.user_text import duration, web_url
 
 # Signals are means over two minutes: with a longer interval, nobody sees the time in between.
 SHORTEST, LONGEST = 5.0, 120.0
@@ -30,7 +30,9 @@ SHORTEST, LONGEST = 5.0, 120.0
     help="YAML file with your thresholds for the rules and runbooks, such as `thermalMargin: 5`. The keys are those of"
     " the chart's `prometheusRule.limits`. Give it again at each upgrade.",
 )
-@click.option("--grafana-url", default="", help="URL of your Grafana, for the links of alerts to it.")
+@click.option(
+    "--grafana-url", type=parsed(web_url), default="", help="URL of your Grafana, for the links of alerts to it."
+)
 @click.option(
     "--domain",
     "domains",
@@ -57,8 +59,6 @@ def bundle_command(
     folder: it removes files that an earlier version wrote and this one does not have, and touches no other files. To
     uninstall, delete the folder.
     """
-    if grafana_url and not grafana_url.startswith(("http://", "https://")):
-        raise click.UsageError(f"--grafana-url: {quoted(grafana_url)} does not begin with http:// or https://")
     if interval is not None and (not SHORTEST <= interval <= LONGEST or interval % 1):
         raise click.UsageError(f"--interval: {interval:g}s is not whole seconds from {SHORTEST:g}s to {LONGEST:g}s")
     some = tuple(domain for domain in Domain if domain.value in domains) or tuple(Domain)

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from gpu_exporter.cli.commands import command
-from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, json_option, parsed, settings, warn
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
 from gpu_exporter.health import check, fitness
@@ -72,7 +72,7 @@ from gpu_exporter.sources.choice import make_source
     is_flag=True,
     help="Measure all-reduce, all-to-all and pairs of ranks of a job instead. Run it under torchrun.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def check_command(
     gpus: frozenset[int | str] | None, as_json: bool, active: bool, collectives: bool, **values: Any
 ) -> None:
@@ -101,8 +101,8 @@ def check_command(
     snapshot, clean = observe(make_source(config), fitness.ROWS, config.expected_gpus, links)
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
-    if links.complaint:
-        click.echo(f"gpu-exporter: warning: {links.complaint}", err=True)
+    if links.problems.current:
+        warn(links.problems.current)
     leave(report.exit_code, clean)
 
 

@@ -10,7 +10,7 @@ import click
 
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.cli.commands import command
-from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, json_option, parsed, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
@@ -33,7 +33,7 @@ def _side(text: str) -> str:
 @click.option(
     "--seconds", type=parsed(duration), default="30s", show_default=True, help="How long to read both sources."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:
     """Gauges are compared by their means, profiling metrics by their integrals, counters by their increase; constant
     values, such as names and limits, must be equal. docs/compare.md lists the tolerances. A metric that only one source

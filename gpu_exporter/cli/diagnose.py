@@ -22,7 +22,7 @@ from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.local_exporter import SETTINGS, LocalCommand, url_and_certificate
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.nodes import NodesOption
-from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, parsed, settings
+from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, json_option, one_job_option, parsed, settings
 from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, leave, stop_event
 from gpu_exporter.config import Config
@@ -77,7 +77,7 @@ class Output:
     "A recording is always read to its end.",
 )
 @click.option("--phase", default="", help="Diagnose only this part of a recording, such as ddp_straggler_slow_gpu.")
-@click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
+@one_job_option
 @click.option(
     "--url",
     "urls",
@@ -106,7 +106,7 @@ class Output:
 @click.option("--mask-names", is_flag=True, help="In the --report, replace names of pods, hosts, commands and users.")
 @click.option("--all", "every", is_flag=True, help="Also list the failure modes that could not be evaluated, and why.")
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     """It watches the GPUs of this machine, an exporter (--url) or those of a job's nodes for a while, queries a
     Prometheus (--url) for the last minutes, with or without gpu-exporter's rules, or reads a recording. It reports a

@@ -11,7 +11,7 @@ import click
 
 from gpu_exporter.cli import local_exporter
 from gpu_exporter.cli.commands import command
-from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, settings
+from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, json_option, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config, package_settings
 from gpu_exporter.doctor import examine, machine
@@ -32,7 +32,7 @@ from gpu_exporter.sources.choice import make_source
     help="Only check whether messages of training loops arrive, of this job or of all jobs, and why not.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def doctor_command(job: str | None, quiet: bool, as_json: bool, **values: Any) -> None:
     """Exit code 0 if a GPU can be read, even with warnings; 1 if none can; 2 if that cannot be determined.
 

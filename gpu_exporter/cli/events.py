@@ -13,7 +13,7 @@ import click
 
 from gpu_exporter.catalogue.xids import Catalogue, load
 from gpu_exporter.cli.commands import command
-from gpu_exporter.cli.options import Command, settings
+from gpu_exporter.cli.options import Command, json_option, settings
 from gpu_exporter.config import Config
 from gpu_exporter.events.event_log import KEPT, Event
 from gpu_exporter.events.kernel_log_entry import SxidLine
@@ -27,7 +27,7 @@ FORMS = "the output of dmesg or journalctl, or a syslog file with messages of th
 
 @command("events", Command)
 @settings("kernel_log", "xid_overrides", "procfs")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def events_command(as_json: bool, **values: Any) -> None:
     """The log may be that of this machine, or a file: saved output of dmesg or journalctl, or a syslog file. The file
     may be from another machine or year, and compressed with gzip.
@@ -36,12 +36,12 @@ def events_command(as_json: bool, **values: Any) -> None:
     at that time.
     """
     config = Config(**values)
-    if config.kernel_log in ("", "none"):
+    path = config.kernel_log
+    if path is None:
         raise GpuExporterError(
             "the kernel log is disabled. A running exporter lists its XIDs at /api/v1/events; to read a kernel log,"
             " name it with --kernel-log, such as /dev/kmsg"
         )
-    path = Path(config.kernel_log)
     log = _ring(path, config.procfs) if _is_ring(path) else _file(path)
     for note in _left_out(log):
         click.echo(f"kernel log {path}: {note}", err=True)

@@ -13,7 +13,7 @@ from gpu_exporter.cli.commands import SECTIONS, SUMMARIES, CommandFailure, Comma
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.version import __version__
 
-# The longest warning or error that is printed, in characters.
+# The longest message that is printed or logged, in characters.
 LONGEST_MESSAGE = 4000
 
 

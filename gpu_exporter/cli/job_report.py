@@ -16,7 +16,7 @@ from gpu_exporter.cli.nodes import NodesOption
 from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.io.user_text import past
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import moment
+from gpu_exporter.reports.numbers import first_of, moment
 
 USUAL_SINCE = "24h"
 # How many other jobs an error names.
@@ -89,6 +89,5 @@ def _nothing(job: str, since: float, until: float, others: Sequence[str], remark
     """Return why there is no report, in one line."""
     text = f"nothing was recorded of job {job} from {moment(since)} to {moment(until)}"
     if others:
-        more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
-        text += f"; jobs of that time: {', '.join(others[:MOST_NAMES])}{more}"
+        text += f"; jobs of that time: {first_of(others, MOST_NAMES)}"
     return "; ".join((text, *remarks[:2]))

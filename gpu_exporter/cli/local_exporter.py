@@ -14,9 +14,9 @@ import click
 from gpu_exporter.app.greeting import base_url
 from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FLAGS
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
-from gpu_exporter.cli.login import refuse_half
+from gpu_exporter.cli.login import ca_option, password_option, refuse_half
 from gpu_exporter.cli.options import Command, F
-from gpu_exporter.config import ENV_PREFIX, Config, flag
+from gpu_exporter.config import ENV_PREFIX, Config, flag, variable
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
@@ -45,14 +45,13 @@ class LocalCommand(Command):
 
 def remote_options(function: F) -> F:
     """Add options for the URL of a running exporter and the login, besides the settings `token_file` and SETTINGS."""
-    file = click.Path(path_type=Path)
     for option in (
-        click.option("--ca-file", type=file, help="File with the CA certificates to verify an https URL."),
-        click.option("--password-file", type=file, help="File with the user's password."),
+        ca_option,
+        password_option,
         click.option("--user", default="", help="User name to log in with, instead of the token."),
         click.option(
             "--url",
-            envvar=f"{ENV_PREFIX}URL",
+            envvar=variable("url"),
             show_envvar=True,
             help="URL of the running exporter. Default: this machine, with the port of the exporter's setting --address"
             " and the certificate of its --web.config.file.",

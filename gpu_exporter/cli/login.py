@@ -12,6 +12,9 @@ from gpu_exporter.model.errors import GpuExporterError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FILE = click.Path(path_type=Path)
+password_option = click.option("--password-file", type=FILE, help="File with the user's password.")
+ca_option = click.option("--ca-file", type=FILE, help="File with the CA certificates to verify an https URL.")
 NAMES = ("user", "password_file", "token_file", "ca_file")
 
 
@@ -19,15 +22,9 @@ def login_options(function: F) -> F:
     """Add the options for credentials and certificates at `--url`."""
     options = (
         click.option("--user", default="", help="User name at that URL."),
-        click.option("--password-file", type=click.Path(path_type=Path), help="File with the user's password."),
-        click.option(
-            "--token-file",
-            type=click.Path(path_type=Path),
-            help="File with a bearer token for that URL, instead of a user.",
-        ),
-        click.option(
-            "--ca-file", type=click.Path(path_type=Path), help="File with the CA certificates to verify an https URL."
-        ),
+        password_option,
+        click.option("--token-file", type=FILE, help="File with a bearer token for that URL, instead of a user."),
+        ca_option,
     )
     for option in reversed(options):
         function = option(function)

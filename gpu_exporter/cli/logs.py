@@ -11,15 +11,12 @@ from datetime import datetime, timezone
 from typing import Any, TextIO
 
 from gpu_exporter.app.log_queue import LogQueue
+from gpu_exporter.cli.group import LONGEST_MESSAGE
 from gpu_exporter.io.decoding import printable
 
 log = logging.getLogger(__name__)
 # What the remediation controller decides.
 decisions = logging.getLogger("gpu_exporter.remediation.decisions")
-
-
-# The longest message that is logged, in characters.
-LONGEST_MESSAGE = 4000
 
 
 class _TextFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ import click
 from gpu_exporter.app.library import readings
 from gpu_exporter.cli import tables
 from gpu_exporter.cli.commands import command
-from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, settings
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, json_option, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config, package_settings
 from gpu_exporter.model.snapshot import Snapshot
@@ -24,7 +24,7 @@ from gpu_exporter.sources.choice import make_sources
 
 @command("once", Command)
 @settings(*SOURCE_SETTINGS, "metrics", "schema", "collectors", "devices", "processes", "node_name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def once_command(as_json: bool, **values: Any) -> None:
     """On a terminal it prints a table with units, otherwise the format of /metrics. Profiling metrics are means over
     half a second. Exit code 1 if no GPU can be read.

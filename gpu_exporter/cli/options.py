@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from gpu_exporter.cli.commands import CommandFailure
-from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, read_file, unknown_variables
+from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, read_file, unknown_variables, variable
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import address, boolean, duration, interval, near, nearest, ratio, release_duration
 from gpu_exporter.model.errors import GpuExporterError
@@ -142,7 +142,7 @@ class Command(click.Command):
     def warn_of_variables(self, ctx: click.Context) -> None:
         """Print a line for each environment variable that looks like a setting and is none."""
         for warning in variable_warnings():
-            click.echo(f"gpu-exporter: warning: {warning}", err=True)
+            warn(warning)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of the command, then its settings in groups; for `serve`, the settings first."""
@@ -166,6 +166,15 @@ class Command(click.Command):
                 f'Every option except those under "{others}" can also be set in the environment ({example.opts[0]} as'
                 f" {example.envvar}) and in the --config file (as {example.name})."
             )
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    click.echo(f"gpu-exporter: warning: {text}", err=True)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+one_job_option = click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
 
 
 def variable_warnings() -> list[str]:
@@ -212,14 +221,14 @@ def settings(*names: str) -> Callable[[F], F]:
                     setting.name,
                     cls=SettingOption,
                     group=about["group"],
-                    envvar=f"{ENV_PREFIX}{setting.name.upper()}",
+                    envvar=variable(setting.name),
                     help=about["help"],
                     **_kind(about),
                 )(function)
         return click.option(
             "--config",
             type=click.Path(path_type=Path),
-            envvar=f"{ENV_PREFIX}CONFIG",
+            envvar=variable("config"),
             is_eager=True,
             expose_value=False,
             callback=_file_of(names),

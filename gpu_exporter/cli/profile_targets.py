@@ -19,7 +19,7 @@ from gpu_exporter.owners.settings import OwnerSettings
 from gpu_exporter.pipeline.monitor import observe
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.targets import Owned, Wanted, chosen, holders
-from gpu_exporter.sources.choice import is_remote, make_source
+from gpu_exporter.sources.choice import is_local, make_source
 
 _OF_PROCESSES = (m.PROCESS_MEMORY, m.PROCESS_SM, m.PROCESSES, m.PROCESSES_UNRESOLVED)
 
@@ -44,7 +44,7 @@ def holding(wanted: Wanted, config: Config) -> FoundProcesses:
     if wanted.pod and not config.kubernetes:
         raise GpuExporterError("--pod needs --kubernetes: kubelet says which pod has which GPU")
     source = make_source(config)
-    if not source.live or is_remote(config, source.name):
+    if not is_local(config, source):
         raise GpuExporterError(f"--source {source.name}: only processes on the GPUs of this machine can be profiled")
     owned = bool(wanted.pod or wanted.job)
     snapshot, clean = observe(source, selected(config.metrics, processes=True) if owned else _OF_PROCESSES)

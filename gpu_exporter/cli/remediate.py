@@ -11,9 +11,6 @@ from gpu_exporter.cli.logs import configure, write_decisions
 from gpu_exporter.cli.options import Command
 from gpu_exporter.cli.stop import stop_event
 
-# How long the command waits at its end until the last log lines are written.
-LAST_LINES_SECONDS = 0.3
-
 
 @command("remediate", Command)
 @click.option(
@@ -47,4 +44,4 @@ def remediate_command(path: Path, node: str, check: bool, log_level: str) -> Non
         run(settings, stop_event())
     finally:
         for lines in queues:
-            lines.drain(LAST_LINES_SECONDS)
+            lines.drain()

@@ -17,8 +17,6 @@ from gpu_exporter.config import Config
 
 # The user of the exporter in the image and in the chart.
 IMAGE_UID = 65534
-# How long the command waits at its end until the last log lines are written.
-LAST_LINES_SECONDS = 0.3
 
 
 @command("sampler", Command)
@@ -54,4 +52,4 @@ def sampler_command(socket: Path, users: Sequence[int], **values: Any) -> None:
         with closing(server):
             server.run(stop_event())
     finally:
-        lines.drain(LAST_LINES_SECONDS)
+        lines.drain()

@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 WARNINGS, DCGM_IMPLIED = "gpu_exporter.warnings", "gpu_exporter.dcgm_implied"
 # `serve` ends at most so long after SIGTERM, whatever hangs.
 EXIT_SECONDS = 1.2
-# How long `serve` waits at its end until the last log lines are written.
-LAST_LINES_SECONDS = 0.3
 
 
 class _Serve(Command):
@@ -75,6 +73,6 @@ def serve_command(**chosen_settings: Any) -> None:
         exit_after(stop, EXIT_SECONDS)
         clean = run(config, sources, fields, stop, lines)
     finally:
-        lines.drain(LAST_LINES_SECONDS)
+        lines.drain()
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         os._exit(0)

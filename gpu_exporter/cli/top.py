@@ -5,25 +5,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
-from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, one_job_option, parsed, settings
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.source_kind import AUTO, OF_SIMULATED, REPLAY
+from gpu_exporter.model.source_kind import AUTO, BANNERS, REPLAY
 
 if TYPE_CHECKING:
     from gpu_exporter.top.feeds import Feed
 
 MISSING = "top needs Rich, which is not installed: pip install rich"
-# The class and the findings are of so many seconds, as in `diagnose`.
-SECONDS, MOST_SECONDS = 20.0, 300.0
+MOST_SECONDS = 300.0
 
 
 @command("top", Command)
@@ -38,7 +36,7 @@ SECONDS, MOST_SECONDS = 20.0, 300.0
     show_default=True,
     help="How many seconds the class and the findings are about, at most 5m.",
 )
-@click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
+@one_job_option
 @click.option("--once", is_flag=True, help="Evaluate a whole recording, print one table, and exit.")
 def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: Any) -> None:
     """It shows the GPUs of this machine, those of another exporter (--url; gpu-exporter or dcgm-exporter), or a
@@ -57,7 +55,7 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
         return
     from gpu_exporter.top.app import run
 
-    clean = run(lambda: _feed(config, url, credentials, seconds, "all" if one_job else ""))
+    clean = run(lambda: _feed(config, url, credentials, seconds, one_job=one_job))
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         sys.stdout.flush()
         os._exit(0)
@@ -76,19 +74,21 @@ def _print_once(config: Config) -> None:
         click.echo(line)
 
 
-def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, job: str) -> Feed:
+def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, *, one_job: bool) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
+    from gpu_exporter.diagnosis.result import ONE_JOB
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
     from gpu_exporter.http.client import Remote
     from gpu_exporter.owners.host_owner import host_evidence
-    from gpu_exporter.sources.choice import is_remote, make_source
+    from gpu_exporter.sources.choice import is_local, make_source, origin
     from gpu_exporter.top.commands import CommandLines
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
-    from gpu_exporter.top.tracker import BANNERS, Tracker
+    from gpu_exporter.top.tracker import Tracker
 
+    job = ONE_JOB if one_job or config.recording else ""  # a recording is of one job
     if url:
         _refuse_source(config)
         return UrlFeed(Remote(url, **credentials), Tracker(seconds, job=job))
@@ -97,17 +97,14 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
 
         config = replace(config, source=REPLAY.name)
     source = make_source(config)
-    kind = "simulated" if source.description == OF_SIMULATED else source.name
-    if config.recording:
-        job = "all"  # a recording is of one job
     events = EventLog(load(config.xid_overrides), lambda pci: None) if source.live else None
     kernel_log = None
-    if events and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
-        kernel_log = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
+    if events and config.kernel_log and is_local(config, source):
+        kernel_log = KernelWatch(events, config.kernel_log, None, procfs=config.procfs)
     host = host_evidence(source, config, INTERVAL_SECONDS)
     return SourceFeed(
         source,
-        Tracker(seconds, job=job, banner=BANNERS.get(kind, "")),
+        Tracker(seconds, job=job, banner=BANNERS.get(origin(source), "")),
         events=events,
         host=host,
         kernel_log=kernel_log,

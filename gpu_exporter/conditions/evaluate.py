@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import and_, eq, ge, gt, itemgetter, le, lt, ne, or_
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from gpu_exporter.conditions.averages import deviation, line, mean, means_of_others, median
 from gpu_exporter.conditions.signal import OPERATORS, Signal
@@ -40,7 +40,6 @@ from gpu_exporter.conditions.tree import (
     Unless,
     children,
     no_case,
-    required_signals,
     terms,
 )
 
@@ -114,12 +113,12 @@ def _values(of: Term, window: SignalWindow) -> Iterator[tuple[Device, float | No
                 if device in right:
                     yield device, _calculated(of.operator, number, right[device])
         case PeerShare():
-            marks, engine = _marked(of.mark, window), values(Over(window.presence), window)
+            marks, engine = marked(of.mark, window), values(Over(window.presence), window)
             for ranks in _jobs(window):
                 yield from _peer_shares(ranks, marks, engine)
         case PeerMedian() | PeerMin() | PeerMean():
             numbers = values(of.of, window)
-            marks, engine = _marked(of.mark, window), values(Over(window.presence), window)
+            marks, engine = marked(of.mark, window), values(Over(window.presence), window)
             for ranks in _jobs(window):
                 yield from _peer_statistics(of, ranks, numbers, marks, engine)
         case OfBoard():
@@ -247,12 +246,8 @@ def _peer_statistics(
     yield from ((rank, of_others) for (rank, _), of_others in zip(counted, others, strict=False))
 
 
-def marked(mark: Mark, window: SignalWindow, device: Device) -> bool:
-    """Return whether a mark is known to be true of a device whose engine activity is known."""
-    return device in _marked(mark, window)
-
-
-def _marked(mark: Mark, window: SignalWindow) -> Collection[Device]:
+def marked(mark: Mark, window: SignalWindow) -> Collection[Device]:
+    """Return the devices of which a mark is known to be true, and the engine activity known."""
     if mark not in window.memo:
         engine, column = values(Over(window.presence), window), truths(mark.condition, window)
         devices = zip(window.devices, column, strict=True)
@@ -274,28 +269,11 @@ _UNLESS_TRUE = bytes(FALSE if truth == TRUE else TRUE for truth in range(256))
 TermValues = Mapping[Leaf, float]
 
 
-class Evaluation(NamedTuple):
-    """Whether a condition is true of a device, and why.
-
-    `truth` is None if that is unknown. `because` are the values of the terms that make it true, without alternatives
-    that are not true and without exceptions; empty unless it is true. `missing` are the signals that it requires and
-    the device does not have; empty unless it is unknown.
-    """
-
-    truth: bool | None
-    because: TermValues
-    missing: tuple[Signal, ...]
-
-
-def evaluate(condition: Condition, window: SignalWindow, device: Device) -> Evaluation:
-    """Return whether a condition is true of a device, which values make it so, and which signals are missing."""
-    truth = holds(condition, window, device)
-    missing = [] if truth is not None else [s for s in required_signals(condition) if device not in window.by_device(s)]
-    return Evaluation(truth, because(condition, window, device) if truth else {}, tuple(missing))
-
-
 def because(condition: Condition, window: SignalWindow, device: Device) -> TermValues:
-    """Return the values of the terms that make a condition true of a device; of a maximum, those that reach it."""
+    """Return the values of the terms that make a condition true of a device; of a maximum, those that reach it.
+
+    Alternatives that are not true, and exceptions, are left out.
+    """
     deciding = ((compare, term) for compare in _deciding(condition, window, device) for term in terms(compare))
     found = ((compare.left, term, value(term, window, device)) for compare, term in deciding)
     return {
@@ -318,11 +296,6 @@ def _deciding(of: Condition, window: SignalWindow, device: Device) -> Iterator[C
 def holds(condition: Condition, window: SignalWindow, device: Device) -> bool | None:
     """Return whether a condition is true of a device; None if that is unknown."""
     return _AS_BOOL[truths(condition, window)[_places(window)[device]]]
-
-
-def class_of(of: Classification, window: SignalWindow, device: Device) -> str | None:
-    """Return the name of the first class whose condition is known to be true; None if none is, or if none counts."""
-    return classes(of, window)[_places(window)[device]]
 
 
 def truths(of: Condition, window: SignalWindow) -> bytes:

@@ -142,11 +142,6 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
             raise no_case(of)
 
 
-def result(of: Formula, window: SignalWindow, device: Device) -> float | None:
-    """Return the value of a formula for a device; None if it is unknown."""
-    return results(of, window).get(device)
-
-
 def results(of: Formula, window: SignalWindow) -> Mapping[Device, float]:
     """Return the value of a formula for each device of which it is known."""
     match of:

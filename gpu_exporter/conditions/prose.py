@@ -34,7 +34,7 @@ from gpu_exporter.conditions.tree import (
     no_case,
     shared,
 )
-from gpu_exporter.conditions.words import CLAUSES, OPERATORS, PLURAL, SPELLED, STATES, TITLES
+from gpu_exporter.conditions.words import CLAUSES, OPERATORS, PLURAL, STATES, TITLES
 from gpu_exporter.reports.numbers import exact, exact_duration, spoken_duration
 
 
@@ -47,8 +47,8 @@ class ConditionLine:
 
 
 def title(signal: Signal) -> str:
-    """Return a signal's name in words: SM activity."""
-    return TITLES.get(signal.name) or " ".join(SPELLED.get(part, part) for part in signal.name.split("_"))
+    """Return a signal's name in words: SM activity. Most begin or end the sentence with their value."""
+    return TITLES.get(signal.name) or signal.plain.removesuffix(" {}").removesuffix(":").removeprefix("{} ")
 
 
 def term(of: Term) -> str:

@@ -73,6 +73,7 @@ def _quantile(q: float, below: Below) -> float:
 
 # A device is a GPU, or a GPU instance in MIG mode; its other labels come from the recorded `gpu:device:info`.
 DEVICE = ("cluster", "UUID", "GPU_I_ID")
+DEVICE_KEY = ", ".join(DEVICE)
 IDENTITY = ("node", "gpu", "modelName")
 OWNER = ("namespace", "pod", "workload")
 # Ranks of one job. Without a workload there are no peers.

@@ -12,7 +12,7 @@ from gpu_exporter.catalogue.bottlenecks import APPROXIMATE, FILLS, Bottleneck, b
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.distributed import ALWAYS_LAST, STRAGGLERS
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.time_shares import time_shares
 from gpu_exporter.conditions.evaluate import FALSE, TRUE, UNKNOWN, TermValues, because, latest, truths, value, values
@@ -67,6 +67,26 @@ class Diagnosis:
     headroom: Headroom | None = None
     position: Position | None = None
     approximate: bool = False
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class; empty if it is unknown."""
+        return self.bottleneck.name if self.bottleneck else ""
+
+    @property
+    def by_severity(self) -> list[Match]:
+        """The failure modes that match, the most severe first, and equal ones in triage order."""
+        return sorted(self.matches, key=lambda match: match.mode.severity.place)
+
+    @property
+    def worst(self) -> Match | None:
+        """The most severe failure mode that matches; None if none does."""
+        return min(self.matches, key=lambda match: match.mode.severity.place, default=None)
+
+    @property
+    def urgency(self) -> int:
+        """The place of its most severe finding, for sorting the worst first."""
+        return self.worst.mode.severity.place if self.worst else len(Severity)
 
     @property
     def gpu_time(self) -> Mapping[Cause, float]:

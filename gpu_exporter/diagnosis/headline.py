@@ -12,7 +12,7 @@ from gpu_exporter.catalogue.failure_modes.network import port_fault
 from gpu_exporter.catalogue.faults import NVLINK, TELEMETRY, mode_of
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
-from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.loss import breakdown, lost, no_limit
 from gpu_exporter.diagnosis.presence import RELEASED, explain
 from gpu_exporter.diagnosis.words import statement
 from gpu_exporter.model.snapshot import UNREAD, GpuStatus
@@ -47,9 +47,9 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
         todo = verdict.action.words
         urgency = "page" if worst.health is Health.UNHEALTHY else "ticket"
         return Headline(urgency, capitalised(worst.words) + (f": {todo}" if todo else ""))
-    if diagnosis and diagnosis.matches:
-        worst_match = min(diagnosis.matches, key=lambda match: list(Severity).index(match.mode.severity))
-        return Headline(URGENCY[worst_match.mode.severity], summary(worst_match.mode, diagnosis), worst_match.mode.name)
+    if diagnosis and diagnosis.worst:
+        mode = diagnosis.worst.mode
+        return Headline(URGENCY[mode.severity], summary(mode, diagnosis), mode.name)
     if diagnosis is None or diagnosis.bottleneck is None:
         known = diagnosis is not None and diagnosis.approximate
         why = "utilisation and power do not tell" if known else "profiling metrics are missing or too new"
@@ -93,9 +93,7 @@ def repair(mode: FailureMode, *diagnoses: Diagnosis) -> Action:
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """Return the failure modes that match, the worst first, with their numbers and what to do."""
-    order = list(Severity)
-    matches = sorted(diagnosis.matches, key=lambda match: order.index(match.mode.severity))
-    return [_finding(match, diagnosis) for match in matches]
+    return [_finding(match, diagnosis) for match in diagnosis.by_severity]
 
 
 def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
         "evidence": [statement(term, [value]) for term, value in match.because.items()],
         "advice": mode.advice,
         "action": repair(mode, diagnosis).words,
-        "runbook": f"{project.DOCS}/runbooks/{mode.name.lower()}.md" if project.DOCS else "",
+        "runbook": project.page(f"runbooks/{mode.page}.md"),
     }
 
 
@@ -122,5 +120,4 @@ def not_judged(diagnosis: Diagnosis) -> list[dict[str, str]]:
 
 def headroom(diagnosis: Diagnosis) -> str:
     """Return how close a GPU that reaches no limit is to its limits, and what to do; empty for others."""
-    room = diagnosis.headroom
-    return f"At no limit of the chip: {limits(room)}. {next_step(room)}" if room and not room.limited_by else ""
+    return capitalised(no_limit(diagnosis.headroom))

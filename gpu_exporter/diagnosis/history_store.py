@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptRecord, KeptUsage
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import InUse, lock, open_regular
+from gpu_exporter.io.file_access import InUse, lock, open_regular, open_unlinked
 from gpu_exporter.io.state_version import NewerStateError, check_version
 
 VERSION = 1
@@ -111,7 +111,7 @@ class HistoryStore:
 
 
 def _records(path: Path) -> Iterator[KeptRecord]:
-    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    with open_unlinked(path) as file:
         try:
             check_version(file.readline(200) or b"{}", VERSION)
         except NewerStateError:

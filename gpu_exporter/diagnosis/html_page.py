@@ -17,14 +17,16 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.conditions.evaluate import Points
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
+from gpu_exporter.diagnosis.headline import headroom
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses
-from gpu_exporter.diagnosis.loss import limits, lost, mean_shares, next_step
+from gpu_exporter.diagnosis.loss import lost, mean_shares
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, Measurement
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.diagnosis.words import names_of
+from gpu_exporter.model.source_kind import BANNERS, NVML, REPLAY, SIMULATED
 from gpu_exporter.reports.html_document import legend, page_foot, page_head, safe_text, verdict
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
@@ -170,11 +172,11 @@ def _incidents(content: _Content) -> Iterator[str]:
 
 def _runbook_link(mode: FailureMode) -> str:
     """Return a link to the runbook in this document: to its first heading, because that opens it."""
-    return f'<a href="#{_prefix(mode)}{mode.name.lower()}">Runbook of {mode.name}</a>'
+    return f'<a href="#{_prefix(mode)}{mode.page}">Runbook of {mode.name}</a>'
 
 
 def _prefix(mode: FailureMode) -> str:
-    return f"runbook-{mode.name.lower()}-"
+    return f"runbook-{mode.page}-"
 
 
 def _runbooks(content: _Content) -> Iterator[str]:
@@ -191,7 +193,7 @@ def _runbooks(content: _Content) -> Iterator[str]:
             name = link.removesuffix(".md")
             if link.startswith("#"):
                 return f"#{prefix}{link[1:]}"
-            return next((f"#{_prefix(each)}{name}" for each in found.values() if each.name.lower() == name), "")
+            return next((f"#{_prefix(each)}{name}" for each in found.values() if each.page == name), "")
 
         text = relinked(runbooks.runbook(mode), target, runbooks.FOLDER)
         yield f'<details class="runbook"><summary>{mode.name}</summary>\n'
@@ -223,7 +225,7 @@ def _same_cells(group: Sequence[Diagnosis], content: _Content) -> Iterator[Seque
 
 
 def _severity(diagnosis: Diagnosis) -> str:
-    return list(Severity)[report.urgency(diagnosis)].value if diagnosis.matches else "ok"
+    return diagnosis.worst.mode.severity.value if diagnosis.worst else "ok"
 
 
 def _anchor(diagnosis: Diagnosis) -> str:
@@ -242,8 +244,7 @@ def _group(group: Sequence[Diagnosis], content: _Content, charted: int) -> Itera
     if shares := mean_shares([each.shares for each in group]):
         yield f"<p>{percent(lost(shares))} of {'its' if len(group) == 1 else 'their'} time lost:</p>\n"
         yield f"{time_bar(shares)}\n"
-    if first.headroom and not first.headroom.limited_by:
-        text = f"At no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
+    if text := headroom(first):
         yield f"<p>{safe_text(text)}</p>\n"
     for text in report.processes(group, set()):
         yield f'<p class="process">{safe_text(text)}</p>\n'
@@ -259,8 +260,7 @@ def _group(group: Sequence[Diagnosis], content: _Content, charted: int) -> Itera
 def _findings(
     group: Sequence[Diagnosis], explained: Mapping[tuple[DeviceKey, str], str], printed: set[str]
 ) -> Iterator[str]:
-    order = list(Severity)
-    for match in sorted(group[0].matches, key=lambda each: order.index(each.mode.severity)):
+    for match in group[0].by_severity:
         mode = match.mode
         severity = mode.severity.value
         yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'
@@ -287,9 +287,8 @@ def _charts(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator
 
 def _banner(result: DiagnosisResult) -> str:
     """Return what nobody may mistake for GPUs of now."""
-    if result.is_simulated:
-        return "Simulated GPUs"
-    return "Replayed from a recording of real GPUs" if result.recorded else ""
+    kind = SIMULATED if result.is_simulated else REPLAY if result.recorded else NVML
+    return BANNERS.get(kind.name, "")
 
 
 def _about(result: DiagnosisResult) -> Iterator[str]:

@@ -13,7 +13,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import repair, summary
 from gpu_exporter.diagnosis.incidents import LOST, DiagnosedIncident, lost_gpus
 from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.diagnosis.window import UNIDENTIFIED
+from gpu_exporter.diagnosis.window import uuid_of
 from gpu_exporter.diagnosis.words import cost, explaining, hit_words, names_of, places
 from gpu_exporter.io.decoding import printable
 
@@ -159,7 +159,7 @@ def _gpu(diagnosis: Diagnosis) -> dict[str, str]:
     device, identity = diagnosis.device, diagnosis.identity
     found = {
         "gpu": identity.gpu,
-        "UUID": "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid,
+        "UUID": uuid_of(device),
         "GPU_I_ID": device.instance,
         "node": identity.node,
         "pod": identity.pod,

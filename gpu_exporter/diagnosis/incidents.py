@@ -19,7 +19,6 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
-_SEVERITIES = list(Severity)
 # A GPU that does not answer while its exporter and its driver do.
 LOST = "GpuLost"
 # When a mode was first found on a device, in Unix seconds.
@@ -53,7 +52,7 @@ class Incident:
     @property
     def severity(self) -> Severity:
         """Return the severity of the most urgent finding."""
-        return min((each.mode.severity for each in (*self.causes, *self.effects)), key=_SEVERITIES.index)
+        return min((each.mode.severity for each in (*self.causes, *self.effects)), key=lambda severity: severity.place)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -83,7 +82,7 @@ def incidents(findings: Sequence[PlacedMode]) -> tuple[Incident, ...]:
         for key in dict.fromkeys(map(_key, _first(finding, explaining))):
             effects[key].append(finding)
     found = [Incident(each[0].mode, tuple(each), tuple(effects[key])) for key, each in causes.items()]
-    return tuple(sorted(found, key=lambda each: (_SEVERITIES.index(each.severity), _ORDER[each.mode.name])))
+    return tuple(sorted(found, key=lambda each: (each.severity.place, _ORDER[each.mode.name])))
 
 
 def _first(finding: PlacedMode, explaining: Mapping[int, Sequence[PlacedMode]]) -> Iterator[PlacedMode]:
@@ -189,7 +188,7 @@ def urgency(found: DiagnosedIncident) -> tuple[int, float, float, int]:
     Costs are compared as they are shown.
     """
     incident, since = found.incident, found.since if found.since is not None else float("inf")
-    return _SEVERITIES.index(incident.severity), -round(found.lost_gpus, 1), since, _ORDER[incident.mode.name]
+    return incident.severity.place, -round(found.lost_gpus, 1), since, _ORDER[incident.mode.name]
 
 
 def order_of_causes(found: Sequence[DiagnosedIncident]) -> Callable[[Diagnosis], int]:

@@ -21,7 +21,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.training_loops import ENOUGH, STRAGGLER, RankMeans, SelfTime, self_times
 from gpu_exporter.diagnosis.window import DeviceIdentity, Signals, Window
 from gpu_exporter.model.job_message import TRAINING
-from gpu_exporter.reports.numbers import ranges
+from gpu_exporter.reports.numbers import first_of, ranges
 
 MODE = {mode.name: mode for mode in MODES}
 _SEVERITIES = [severity.value for severity in Severity]
@@ -400,5 +400,4 @@ def _remarks(nodes: Sequence[NodeHistory], ranks: Sequence[RankTotals]) -> Itera
 
 
 def _names(nodes: Iterable[str]) -> str:
-    listed = list(nodes)
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+    return first_of(list(nodes), 4)

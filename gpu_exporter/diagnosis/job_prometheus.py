@@ -19,7 +19,7 @@ from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.job_history import NodeHistory
 from gpu_exporter.diagnosis.job_usage import RANK_FAMILIES
 from gpu_exporter.diagnosis.kept_history import KeptHistory
-from gpu_exporter.diagnosis.remote_scrapes import QUERY_SECONDS, queried
+from gpu_exporter.diagnosis.remote_scrapes import QUERY_SECONDS, queried, unusable
 from gpu_exporter.diagnosis.rolling import Current, RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, samples_by_name
 from gpu_exporter.diagnosis.window import FAMILIES
@@ -99,8 +99,7 @@ def _uuids(remote: Remote, job: str, since: float, until: float) -> list[str]:
         if answer.status != "success" or answer.warnings:
             raise ValueError((answer.warnings or [answer.status])[0])
     except ValueError as error:
-        why = f"not a usable answer of a Prometheus: {printable(str(error), 200)}"
-        raise GpuExporterError(f"{remote.url}: {why}; give another --url") from error
+        raise unusable(remote, error) from error
     uuids = sorted({labels.get("UUID", "") for labels in answer.data} - {""})
     if len(uuids) > MOST_GPUS:
         raise GpuExporterError(f"job {printable(job, 80)} had more than {MOST_GPUS} GPUs; give a shorter time")

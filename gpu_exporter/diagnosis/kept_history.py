@@ -22,7 +22,7 @@ from gpu_exporter.diagnosis.job_usage import JobUsage, rank_samples
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
-from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, InUse, cause
+from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, InUse, ProblemLog, cause
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import Snapshot
@@ -64,7 +64,7 @@ class KeptHistory:
         # What the last thread could not write, and the time of that (unix seconds).
         self._left: tuple[list[bytes], list[tuple[str, float, float]]] = [], []
         self._failed_at = 0.0
-        self._complained = ""
+        self._problems = ProblemLog(log)
         # The files are first read by the thread that diagnoses: a disk that hangs must not delay the start.
         self._is_loaded = self._store is None
 
@@ -159,7 +159,7 @@ class KeptHistory:
         try:
             self._reader.call(reports.prepare)
         except OSError as error:
-            self._complain(
+            self._problems.report(
                 f"--job-reports: {reports.directory}: {cause(error)}; it is tried again when a job has ended"
             )
 
@@ -168,7 +168,7 @@ class KeptHistory:
         try:
             latest, _ = self._reader.call(lambda: self._read(now - DAY_SECONDS, now))
         except (OSError, NewerStateError) as error:
-            self._complain(f"--state-dir: the history of incidents cannot be read: {cause(error)}")
+            self._problems.report(f"--state-dir: the history of incidents cannot be read: {cause(error)}")
             return
         for each in latest.values():
             if each.end is None:
@@ -211,21 +211,16 @@ class KeptHistory:
                 self._reports.write(jobs[0], (found.values(), periods))
                 del jobs[0]
         except NewerStateError as error:
-            self._complain(f"--state-dir: {error}")
+            self._problems.report(f"--state-dir: {error}")
         except InUse as error:
-            self._complain(str(error))
+            self._problems.report(str(error))
         except OSError as error:
             self._left, self._failed_at = (lines, jobs), at
             where = error.filename or self._store.directory
-            self._complain(f"{option}: {where}: {cause(error)}; it is tried again every minute")
+            self._problems.report(f"{option}: {where}: {cause(error)}; it is tried again every minute")
         else:
-            self._complained = ""
+            self._problems.report("")
 
     def _wait(self) -> None:
         if self._writing:
             self._writing.join(CLOSE_SECONDS)
-
-    def _complain(self, message: str) -> None:
-        if message != self._complained:
-            log.warning("%s", message)
-        self._complained = message

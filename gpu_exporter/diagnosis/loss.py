@@ -19,6 +19,11 @@ def lost(shares: TimeShares) -> float:
     return sum(share for cause, share in shares.items() if cause.is_loss)
 
 
+def as_json(shares: TimeShares) -> dict[str, float]:
+    """Return shares for JSON."""
+    return {cause.value: round(share, 4) for cause, share in shares.items()}
+
+
 def mean_shares(of_gpus: Sequence[TimeShares]) -> TimeShares:
     """Return the mean shares of GPUs; none if those of no GPU are known."""
     known = [shares for shares in of_gpus if shares]
@@ -63,6 +68,13 @@ def batch_advice(position: Position) -> str:
     if position.tensor >= NEAR_BEST and position.tensor >= position.memory:
         return "A larger batch takes longer in proportion."
     return ""
+
+
+def no_limit(headroom: Headroom | None) -> str:
+    """Return how close a GPU that reaches no limit is to its limits, and what to do; empty for others."""
+    if headroom is None or headroom.limited_by:
+        return ""
+    return f"at no limit of the chip: {limits(headroom)}. {next_step(headroom)}"
 
 
 def next_step(headroom: Headroom) -> str:

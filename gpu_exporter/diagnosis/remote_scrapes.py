@@ -117,9 +117,13 @@ def queried(
     try:
         return scrapes_of(json_as(QueryAnswer, text))
     except ValueError as error:
-        raise GpuExporterError(
-            f"{remote.url}: not a usable answer of a Prometheus: {printable(str(error), 200)}; give another --url"
-        ) from error
+        raise unusable(remote, error) from error
+
+
+def unusable(remote: Remote, error: ValueError) -> GpuExporterError:
+    """Return the error of an answer that cannot be used."""
+    why = printable(str(error), 200)
+    return GpuExporterError(f"{remote.url}: not a usable answer of a Prometheus: {why}; give another --url")
 
 
 def scrapes_of(answer: QueryAnswer) -> list[Scrape]:

@@ -6,25 +6,25 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.bottlenecks import LOW_POWER_CLASS
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.distributed import ALWAYS_LAST
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
-from gpu_exporter.catalogue.project import DOCS
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
 from gpu_exporter.catalogue.roofline import Headroom, Position
 from gpu_exporter.conditions.evaluate import TermValues
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
-from gpu_exporter.diagnosis import incident_words
+from gpu_exporter.diagnosis import incident_words, loss
 from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
 from gpu_exporter.diagnosis.headline import links, repair
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
-from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
+from gpu_exporter.diagnosis.loss import achieved, breakdown, lost, no_limit, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
-from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
+from gpu_exporter.diagnosis.window import DeviceIdentity, uuid_of
 from gpu_exporter.diagnosis.words import LONGEST_NAME, name_of, names_of, series, statement
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.source_kind import DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
@@ -190,7 +190,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     device, identity = diagnosis.device, diagnosis.identity
     return {
         "gpu": identity.gpu,
-        "UUID": "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid,
+        "UUID": uuid_of(device),
         **({"GPU_I_ID": device.instance} if device.instance else {}),
         **({"cluster": device.cluster} if device.cluster else {}),
         **{name: value for name in ("node", "namespace", "pod", "workload") if (value := getattr(identity, name))},
@@ -198,11 +198,11 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         **({"down": identity.down} if diagnosis.is_down else {}),
         **({"process": dict(identity.process)} if identity.process else {}),
         **({"neighbours": list(identity.neighbours)} if identity.neighbours else {}),
-        "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
+        "class": diagnosis.class_name or None,
         "quality": diagnosis.quality,
         "cause": diagnosis.cause.value if diagnosis.cause else None,
         "evidence": _rounded(diagnosis.numbers),
-        "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
+        "time": loss.as_json(diagnosis.shares),
         **({"headroom": _headroom(diagnosis.headroom)} if diagnosis.headroom else {}),
         **({"achieved": _achieved(diagnosis.position)} if diagnosis.position else {}),
         "modes": [
@@ -278,22 +278,15 @@ def groups(
     """
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
-        bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
         modes = tuple((match.mode.name, match.mode.severity) for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = where_of(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
         kind = (bool(diagnosis.device.instance), diagnosis.approximate)
-        found[where, kind, bottleneck, down, modes, unknown, reached].append(diagnosis)
+        found[where, kind, diagnosis.class_name, down, modes, unknown, reached].append(diagnosis)
     place = order_of_causes(incidents)
-    return sorted(found.values(), key=lambda group: (min(map(place, group)), urgency(group[0])))
-
-
-def urgency(diagnosis: Diagnosis) -> int:
-    """Return the place of its most severe finding, for sorting the worst first."""
-    severities = list(Severity)
-    return min((severities.index(match.mode.severity) for match in diagnosis.matches), default=len(severities))
+    return sorted(found.values(), key=lambda group: (min(map(place, group)), group[0].urgency))
 
 
 def where_of(diagnosis: Diagnosis) -> str:
@@ -313,8 +306,8 @@ def _block(group: Sequence[Diagnosis], said: Advice, *, every: bool, verbose: bo
         yield f"    time: {shares}"
     if first.position:
         yield f"    achieved: {achieved(first.position)}"
-    if first.headroom and not first.headroom.limited_by:
-        yield f"    at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
+    if text := no_limit(first.headroom):
+        yield f"    {text}"
     for match in first.matches:
         yield f"  {match.mode.name} ({match.mode.severity.value})"
         if texts := because(match, group, printed, verbose=verbose):
@@ -349,7 +342,8 @@ def class_words(diagnosis: Diagnosis, since: str = "") -> str:
 
 def runbook(mode: FailureMode) -> str:
     """Return where the runbook of a failure mode is: its address, or its path in the repository."""
-    return f"{DOCS or 'docs'}/runbooks/{mode.name.lower()}.md"
+    path = f"runbooks/{mode.page}.md"
+    return project.page(path) or f"docs/{path}"
 
 
 def processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
@@ -388,7 +382,7 @@ def _unknown_job(diagnoses: Sequence[Diagnosis]) -> str:
     communicating = [
         diagnosis
         for diagnosis in diagnoses
-        if diagnosis.bottleneck and diagnosis.bottleneck.name == "communicating" and not diagnosis.identity.workload
+        if diagnosis.class_name == "communicating" and not diagnosis.identity.workload
     ]
     if not communicating or len({diagnosis.device.uuid for diagnosis in diagnoses}) < 2:
         return ""

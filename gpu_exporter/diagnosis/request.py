@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.xids import load
@@ -21,7 +20,7 @@ from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.neighbours import neighbours
 from gpu_exporter.owners.host_owner import host_evidence
-from gpu_exporter.sources.choice import is_remote, make_source, recording
+from gpu_exporter.sources.choice import is_local, make_source, recording
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.several_nodes import SeveralNodes
@@ -94,8 +93,8 @@ def _watched(request: DiagnosisRequest, stop: threading.Event) -> WatchedScrapes
     """Watch the GPUs of the source in the settings, with the errors in the kernel log and the processes on them."""
     config = request.config
     source, events = make_source(config), EventLog(load(config.xid_overrides), lambda pci: None)
-    if source.live and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
-        KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).poll()
+    if config.kernel_log and is_local(config, source):
+        KernelWatch(events, config.kernel_log, None, procfs=config.procfs).poll()
     host = host_evidence(source, config, TICK_SECONDS)
     return watch_source(source, request.seconds or WATCH_SECONDS, stop, events, host)._replace(source=config.source)
 

@@ -250,7 +250,7 @@ class Watch:
     def _since(self, at: float, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[tuple[DeviceKey, str], float]:
         began: dict[tuple[DeviceKey, str], tuple[str, float]] = {}
         for device, diagnosis in diagnoses.items():
-            name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
+            name = diagnosis.class_name
             for key, value in (("", name), *((match.mode.name, "") for match in diagnosis.matches)):
                 before = self._began.get((device, key))
                 began[device, key] = before if before and before[0] == value else (value, at)

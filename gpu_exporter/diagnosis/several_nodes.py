@@ -30,6 +30,7 @@ from gpu_exporter.diagnosis.text_format import TextParser
 from gpu_exporter.http.client import Remote, exporter_url
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.reports.numbers import first_of
 
 AT_ONCE = 16
 HANGS_SECONDS = 5.0
@@ -55,8 +56,7 @@ class NodeNote(NamedTuple):
         return NodeNote(self.words, tuple(names.name("node", node) for node in self.nodes))
 
     def __str__(self) -> str:
-        more = f" and {len(self.nodes) - MOST_NAMES} more" if len(self.nodes) > MOST_NAMES else ""
-        return self.exact or self.words.format(", ".join(self.nodes[:MOST_NAMES]) + more)
+        return self.exact or self.words.format(first_of(self.nodes, MOST_NAMES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
-from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read
+from gpu_exporter.conditions.signal import Read
 from gpu_exporter.diagnosis.scrape import LARGEST, ByName, DeviceKey, LabelReader, ReadLabels, SampleColumn
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
@@ -41,7 +41,7 @@ class SignalReader(Protocol):
         """Drop the points of before this unix time, and devices without others."""
 
 
-def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) -> SignalReader:
+def reader(way: Read, *, per_instance: bool, seconds: float) -> SignalReader:
     """Return the reader of a definition. A histogram counts for this many seconds."""
     return ShapeReader(way, per_instance, seconds) if way.shape else ValueReader(way, per_instance)
 
@@ -198,7 +198,7 @@ class ShapeReader:
 
     way: Read
     per_instance: bool
-    seconds: float = WINDOW_SECONDS
+    seconds: float
     points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _growth: dict[Hashable, Grown] = field(default_factory=lambda: defaultdict(Grown))
 

@@ -38,26 +38,23 @@ def cells(window: Window, diagnosis: Diagnosis, hit_by: str = "") -> Cells:
     finding, severity = worst(diagnosis)
     device, identity, shares, largest = diagnosis.device, diagnosis.identity, diagnosis.shares, diagnosis.largest
     name = printable(identity.gpu or device.uuid, LONGEST)
-    pod = identity.pod or identity.workload
-    owner = f"{identity.namespace}/{pod}" if identity.namespace and pod else pod
     return {
         "GPU": f"{name}/{printable(device.instance, 20)}" if device.instance else name,
         "MODEL": printable(identity.model, LONGEST) or ABSENT,
-        "CLASS": "down" if diagnosis.is_down else diagnosis.bottleneck.name if diagnosis.bottleneck else ABSENT,
+        "CLASS": "down" if diagnosis.is_down else diagnosis.class_name or ABSENT,
         **{title: narrow(value(mean(signal), window, device), signal.unit) for title, signal in _SIGNALS.items()},
         "LOSS": narrow(lost(shares) if shares else None, "ratio"),
         "MOSTLY": WORDS[largest] if largest else ABSENT,
         "FINDING": hit_by if hit_by and severity in (None, Severity.INFO) else finding,
-        "OWNER": printable(owner, LONGEST) or ABSENT,
+        "OWNER": printable(identity.owner, LONGEST) or ABSENT,
     }
 
 
 def worst(diagnosis: Diagnosis) -> tuple[str, Severity | None]:
     """Return the name of the worst finding and how many more there are, and its severity; a dash if there is none."""
-    if not diagnosis.matches:
+    match = diagnosis.worst
+    if match is None:
         return ABSENT, None
-    order = list(Severity)
-    match = min(diagnosis.matches, key=lambda each: order.index(each.mode.severity))
     others = f" +{len(diagnosis.matches) - 1}" if len(diagnosis.matches) > 1 else ""
     return match.mode.name + others, match.mode.severity
 

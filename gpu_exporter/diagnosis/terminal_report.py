@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
-from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Scope
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
-from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, lost, no_limit
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.diagnosis.words import names_of
@@ -89,7 +89,7 @@ def _table(
     place, hit_by = order_of_causes(incidents), incident_words.hit_by(incidents)
     shown = sorted(
         filter(report.is_reported, diagnoses),
-        key=lambda each: (place(each), report.urgency(each), -round(lost(each.shares), 1)),
+        key=lambda each: (place(each), each.urgency, -round(lost(each.shares), 1)),
     )
     head, *rows = aligned([cells(window, diagnosis, hit_by.get(diagnosis.device, "")) for diagnosis in shown], width)
     yield style(head, "title")
@@ -98,8 +98,8 @@ def _table(
 
 
 def _style_of(diagnosis: Diagnosis) -> str:
-    if diagnosis.matches:
-        return STYLES[list(Severity)[report.urgency(diagnosis)].value]
+    if diagnosis.worst:
+        return STYLES[diagnosis.worst.mode.severity.value]
     return "good" if diagnosis.cause is Cause.USEFUL else ""
 
 
@@ -117,11 +117,11 @@ def _block(
         yield text, "", "    ", "      "
     if shares := breakdown([diagnosis.shares for diagnosis in group]):
         yield f"{_lost(group)}: {shares}", "", "  ", "    "
-    if first.headroom and not first.headroom.limited_by:
-        yield f"at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}", "", "  ", "    "
+    if text := no_limit(first.headroom):
+        yield text, "", "  ", "    "
     for text in report.processes(group, set()):
         yield text, "", "  ", "    "
-    for match in sorted(first.matches, key=lambda each: list(Severity).index(each.mode.severity)):
+    for match in first.by_severity:
         mode = match.mode
         yield (
             f"{mode.name} ({mode.severity.value}){_loss(group, diagnoses, match)}",

@@ -45,6 +45,11 @@ _TIME, _VALUE = itemgetter(0), itemgetter(1)
 UNIDENTIFIED = "GPU "
 
 
+def uuid_of(device: DeviceKey) -> str:
+    """Return the UUID of a device; empty if it was never identified."""
+    return "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid
+
+
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
 
@@ -113,6 +118,12 @@ class DeviceIdentity:
     def job(self) -> str:
         """The workload with its namespace; empty if it is unknown."""
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
+
+    @property
+    def owner(self) -> str:
+        """The pod with its namespace; the workload of a GPU without a pod."""
+        pod = self.pod or self.workload
+        return f"{self.namespace}/{pod}" if self.namespace and pod else pod
 
     def over(self, earlier: DeviceIdentity, down: str, slices: float) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one, but without an owner.
@@ -207,11 +218,6 @@ class Scrapes:
             identity = {} if gpu is None else {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.model}
             return ScrapedSample(series.name, {**identity, **dict(series.metric.labels), **dict(series.labels)}, value)
         return before if before.value == value else before._replace(value=value)
-
-
-def as_scrape(snapshot: Snapshot) -> Scrape:
-    """Return a snapshot as a scrape of it would look."""
-    return Scrapes().of(snapshot)
 
 
 def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:

@@ -56,8 +56,6 @@ TOLERANCES: Mapping[str, Tolerance] = {
 }
 # Counters of these units are compared by their rise per second, all others by their last value.
 FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds", "nanoseconds"})
-# A mean of these is meaningless: they agree if both sources saw one state in common.
-STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid", "sxid"})
 # Settings and properties of the GPU: they are read repeatedly, and must be equal.
 SETTINGS = frozenset({m.POWER_LIMIT, m.POWER_SET, m.FB_TOTAL, m.BAR1_TOTAL})
 
@@ -260,7 +258,7 @@ def _how(metric: Metric) -> tuple[str, Callable[[ComparedTrack], float]]:
         return (RISE, lambda track: track.rise) if metric.unit in FLOWS else ("level", _last)
     if metric.pace is Pace.STATIC or metric in SETTINGS:
         return "constant", _last
-    if metric.unit in STATES:
+    if metric.unit in m.STATE_UNITS:  # they agree if both sources saw one state in common
         return "state", _last
     return "mean", _last if metric in INTEGRALS else lambda track: track.mean
 

@@ -22,7 +22,7 @@ from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.pipeline.monitor import observe
-from gpu_exporter.reports.numbers import ranges
+from gpu_exporter.reports.numbers import first_of, ranges
 
 # The time for all checks of the machine, which run while the GPUs are read.
 CHECK_SECONDS = 5.0
@@ -140,8 +140,7 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
             labels = dict(series.labels)
             by_reason[_why(BY_KEY[labels["metric"]], labels["reason"], gpu, values)].append(labels["metric"])
     for (level, why), names in by_reason.items():
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        yield Finding("gpu", level, f"no {shown}", why)
+        yield Finding("gpu", level, f"no {first_of(names, 3)}", why)
     if values.get(m.PERSISTENCE) == 0:
         yield Finding(
             "gpu", FindingLevel.WARN, "persistence mode is off", "`nvidia-smi -pm 1`, or run nvidia-persistenced"
@@ -191,8 +190,7 @@ def _choice(reason: str, never: str) -> Iterable[Finding]:
 def _health(status: GpuStatus, verdict: Verdict) -> Iterable[Finding]:
     """Yield the finding on the verdict, unless it is healthy or the GPU does not answer, which is another finding."""
     if status.up and verdict.problems:
-        words = "; ".join(problem.words for problem in verdict.problems)
-        yield Finding("health", FindingLevel.WARN, f"{verdict.health.value}: {words}", REPAIRS[verdict.action])
+        yield Finding("health", FindingLevel.WARN, f"{verdict.health.value}: {verdict.words}", REPAIRS[verdict.action])
 
 
 def _mig(values: Mapping[Metric, float], instances: int) -> Iterable[Finding]:

@@ -11,6 +11,7 @@ from gpu_exporter.host.fabric.reader import DEVICES, FabricReader, Link, Nic
 from gpu_exporter.host.fabric.watch import gpudirect
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.finding import Finding, FindingLevel
+from gpu_exporter.reports.numbers import first_of
 
 TOPIC = "network"
 # The GPUs of the driver, by their PCI addresses.
@@ -30,8 +31,7 @@ def checks(procfs: Path, sysfs: Path) -> list[Finding]:
     parts = [_ports(nics, links), *_distances(files, nics), f"GPUDirect: {', '.join(methods) or 'not available'}"]
     down = [nic.name for nic, link in zip(nics, links, strict=True) if link.up is False]
     if down:
-        more = f" and {len(down) - 8} more" if len(down) > 8 else ""
-        parts.append(f"not active: {', '.join(down[:8])}{more}")
+        parts.append(f"not active: {first_of(down, 8)}")
     cure = "load the module nvidia_peermem, or use NVIDIA's open kernel modules on Linux 5.12 or newer"
     return [
         Finding(TOPIC, FindingLevel.OK, "; ".join(parts))

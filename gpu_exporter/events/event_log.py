@@ -430,7 +430,7 @@ class EventLog:
 
         `nvml_up`: whether NVML reports the XIDs of all GPUs; if not, only of those at the addresses `reporting`.
         """
-        by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
+        by_pci = _by_pci(gpus)
         watched = [pci for pci in by_pci if nvml_up or self.kernel_up or pci in reporting]
         with self._lock:
             counts = {(pci, code): 0 for pci in watched for code in self._xids.drain_codes}
@@ -477,7 +477,7 @@ class EventLog:
         everywhere = nvml_up or self.kernel_up
         if not chosen or not (everywhere or reporting):
             return []
-        by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
+        by_pci = _by_pci(gpus)
         with self._lock:
             after = self._now().monotonic - window
             within = Counter(key for happened, key in self._times if happened > after)
@@ -575,6 +575,10 @@ class EventLog:
         if restored.clamped:
             self._report(now, "the saved state has times in the future; the present time is used")
         return restored
+
+
+def _by_pci(gpus: Sequence[Gpu]) -> dict[str, Gpu]:
+    return {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
 
 
 def _unix_time(monotonic: float, now: Now) -> float:

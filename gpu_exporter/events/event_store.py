@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.events.event_log import LARGEST_STATE, VERSION, Event, EventLog, SavedEvents, decode
-from gpu_exporter.io.file_access import FileWorker, InUse, lock, open_regular
+from gpu_exporter.io.file_access import FileWorker, InUse, ProblemLog, lock, open_regular
 from gpu_exporter.io.state_version import NewerStateError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class EventStore:
         self._worker = FileWorker("state")
         self._unread = False
         self._is_newer = False
-        self._complained = ""
+        self._problems = ProblemLog(log)
 
     def load(self, events: EventLog) -> None:
         """Restore the saved state. A file that cannot be used is moved aside, and counts start anew."""
@@ -60,7 +60,7 @@ class EventStore:
             with contextlib.suppress(FileNotFoundError):  # the directory is made when there is something to save
                 self._worker.call(self._lock)
         except InUse as error:
-            self._complain(str(error))
+            self._problems.report(str(error))
         except OSError:  # if it cannot be written, saving says so
             pass
         try:
@@ -72,7 +72,8 @@ class EventStore:
             return
         except OSError as error:
             self._unread = True
-            self._complain(f"{self._state}: {_reason(error)}; XIDs are counted from what the kernel log still has")
+            problem = f"{_reason(error)}; XIDs are counted from what the kernel log still has"
+            self._problems.report(f"{self._state}: {problem}")
             if not isinstance(error, TimeoutError):
                 self._move_aside_now()
         except NewerStateError as error:
@@ -80,7 +81,8 @@ class EventStore:
             self._complain_of_newer(error)
         except ValueError as error:
             self._unread = True
-            self._complain(f"{self._state}: {error}; it is moved aside to {self._aside().name}, and counts start anew")
+            problem = f"{error}; it is moved aside to {self._aside().name}, and counts start anew"
+            self._problems.report(f"{self._state}: {problem}")
             self._move_aside_now()
 
     def _lock(self) -> None:
@@ -141,7 +143,7 @@ class EventStore:
             self._worker.call(lambda: self._save(events, settled))
         except InUse as error:
             events.changed = True
-            self._complain(str(error))
+            self._problems.report(str(error))
         except NewerStateError as error:
             events.changed = True
             self._complain_of_newer(error)
@@ -149,9 +151,9 @@ class EventStore:
             events.changed = True
             events.failed_writes = (events.failed_writes or 0) + 1
             where = error.filename or self._state.parent
-            self._complain(f"{where}: {_reason(error)}; XIDs are not kept over a restart (--state-dir)")
+            self._problems.report(f"{where}: {_reason(error)}; XIDs are not kept over a restart (--state-dir)")
         else:
-            self._complained = ""
+            self._problems.report("")
 
     def close(self) -> None:
         """Let another process save its events here."""
@@ -251,12 +253,7 @@ class EventStore:
         return _open(self._history, flags)
 
     def _complain_of_newer(self, error: NewerStateError) -> None:
-        self._complain(f"{self._state}: {error}; until then, XIDs are not kept over a restart")
-
-    def _complain(self, message: str) -> None:
-        if message != self._complained:
-            log.warning("%s", message)
-        self._complained = message
+        self._problems.report(f"{self._state}: {error}; until then, XIDs are not kept over a restart")
 
 
 def _line(event: Event) -> bytes:

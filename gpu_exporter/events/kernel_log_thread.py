@@ -11,8 +11,8 @@ from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_entry import LogEntry
 from gpu_exporter.events.kernel_log_reader import KernelLog
-from gpu_exporter.events.xid_counts import SLACK_SECONDS, Clocks, Moment, Now, read_clocks
-from gpu_exporter.io.file_access import FILE_SECONDS, FileWorker
+from gpu_exporter.events.xid_counts import SLACK_SECONDS, Moment, Now, read_clocks
+from gpu_exporter.io.file_access import FileWorker
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +37,14 @@ class KernelWatch(threading.Thread):
         store: EventStore | None,
         *,
         procfs: Path = Path("/proc"),
-        clocks: Clocks = read_clocks,
-        file_seconds: float = FILE_SECONDS,
     ) -> None:
         super().__init__(name="kernel-log", daemon=True)
         self._events = events
         self._store = store
-        self._clocks = clocks
         if store:
             store.load(events)
-        self._log = KernelLog(path, events.position, procfs=procfs, clocks=clocks) if path else None
-        self._file, self._file_seconds = FileWorker("kernel-log-file"), file_seconds
+        self._log = KernelLog(path, events.position, procfs=procfs) if path else None
+        self._file = FileWorker("kernel-log-file")
         self._entries: list[LogEntry] = []
         self._resumed = events.position is not None
         self._caught_up, self._polled_at = False, float("-inf")
@@ -92,13 +89,13 @@ class KernelWatch(threading.Thread):
             if kernel_log.never_waits and not self.reason:  # no read is late
                 self._entries.extend(kernel_log.read())
             else:
-                self._file.call(lambda: self._entries.extend(kernel_log.read()), self._file_seconds)
+                self._file.call(lambda: self._entries.extend(kernel_log.read()))
         except OSError as error:
             self._set_reason(kernel_log, f"{kernel_log.path}: {error.strerror}")
             return
         self._set_reason(kernel_log, kernel_log.reason)
         entries, self._entries = self._entries, []
-        now = self._clocks()
+        now = read_clocks()
         for entry in entries:
             moment = self._moment(entry, now)
             if moment is not None:

@@ -27,9 +27,9 @@ from gpu_exporter.events.kernel_log_parser import (
     unix_time,
 )
 from gpu_exporter.events.kernel_log_reader import CHUNK, LONGEST_LINE
+from gpu_exporter.io.decoding import GZIP
 from gpu_exporter.io.file_access import FileWorker
 
-GZIP = b"\x1f\x8b"
 # A text that begins with one of these has two bytes for a character.
 UTF_16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 MOST_BYTES = 8 << 30

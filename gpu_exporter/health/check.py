@@ -98,9 +98,8 @@ def lines(result: CheckReport) -> Iterable[str]:
         return
     for verdict in result.verdicts:
         if verdict.problems:
-            words = "; ".join(problem.words for problem in verdict.problems)
             cure = "" if verdict.action is Action.NONE else f" -> {verdict.action.value}"
-            yield f"GPU {verdict.gpu.index}: {verdict.health.value}: {words}{cure}"
+            yield f"GPU {verdict.gpu.index}: {verdict.health.value}: {verdict.words}{cure}"
     for index, programs in result.in_use.items():
         yield from (f"GPU {index}: in use by {program}: no comparable result -> end it" for program in programs)
     if result.missing:

@@ -22,7 +22,7 @@ from pathlib import Path
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import FABRIC_DONE, pcie_capacity
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, cause, open_regular, read
+from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, ProblemLog, cause, open_regular, read
 from gpu_exporter.io.state_version import NewerStateError, check_version
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
@@ -105,7 +105,7 @@ class LinkHistory:
         self._changed = False
         self._writing: threading.Thread | None = None
         self._retry_at = 0.0
-        self.complaint = ""
+        self.problems = ProblemLog(log)
         if self._path:
             self._load(self._path)
 
@@ -165,10 +165,10 @@ class LinkHistory:
                 file.write(content)
             os.replace(draft, path)
         except NewerStateError as error:
-            self._complain(f"{path}: {error}")
+            self.problems.report(f"{path}: {error}")
         except OSError as error:
             self._changed, self._retry_at = True, time.monotonic() + RETRY_SECONDS
-            self._complain(f"{path}: {cause(error)}; what links reached is not kept over a restart (--state-dir)")
+            self.problems.report(f"{path}: {cause(error)}; what links reached is not kept over a restart (--state-dir)")
 
     def _refuse_newer(self, path: Path) -> None:
         """Raise NewerStateError if a newer gpu-exporter wrote the file, perhaps since the start of this one."""
@@ -187,14 +187,9 @@ class LinkHistory:
         except FileNotFoundError:
             return
         except NewerStateError as error:
-            self._complain(f"{path}: {error}")
+            self.problems.report(f"{path}: {error}")
         except (OSError, ValueError) as error:
-            self._complain(f"{path}: {cause(error)}; what links reached before is not known (--state-dir)")
-
-    def _complain(self, complaint: str) -> None:
-        if complaint != self.complaint:
-            log.warning("%s", complaint)
-        self.complaint = complaint
+            self.problems.report(f"{path}: {cause(error)}; what links reached before is not known (--state-dir)")
 
 
 def _expected(links: GpuLinks, own: ReachedLinks, best: ReachedLinks) -> Iterable[tuple[Metric, float]]:

@@ -14,6 +14,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gpu_exporter.http.negotiation import OPENMETRICS
 from gpu_exporter.io.decoding import gunzip, json_as, printable
 from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.model.errors import GpuExporterError
@@ -25,7 +26,6 @@ MOST_BYTES = 1 << 28
 MOST_METRICS_BYTES = 1 << 25
 MOST_ANSWER_BYTES = 1 << 16
 MOST_SECRET_BYTES = 1 << 16
-OPENMETRICS = "application/openmetrics-text"
 EOF = "# EOF\n"
 
 

@@ -22,7 +22,7 @@ SHARED_BYTES = 32 * 1024
 # After a refusal, up to so many parts of the body are discarded, for so long: the client would lose the response if the
 # connection were closed while it is still sending.
 DISCARDED_PARTS, PART_BYTES, DISCARD_SECONDS = 16, 1 << 16, 1.0
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
+TEXT, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 

@@ -9,7 +9,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_exporter.io.file_access import FileWorker, open_regular, read
+from gpu_exporter.io.file_access import FileWorker, open_unlinked, read
 from gpu_exporter.model.errors import GpuExporterError
 
 # How long the token file may take to be removed at the end.
@@ -77,7 +77,7 @@ def has_token(authorization: str, secret: bytes) -> bool:
 def _is_token(path: Path) -> bool:
     """Return whether gpu-exporter wrote this file: a regular file, not a link, that contains only a token."""
     try:
-        with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with open_unlinked(path) as file:
             return WRITTEN.fullmatch(file.read(MAX_TOKEN_BYTES)) is not None
     except OSError:
         return False

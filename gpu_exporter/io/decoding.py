@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import msgspec
 
 T = TypeVar("T")
+# How content begins that gzip has compressed.
+GZIP = b"\x1f\x8b"
 # msgspec crashes if two threads prepare the same type for the first time.
 PREPARING = threading.Lock()
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 T = TypeVar("T")
 
@@ -42,6 +43,11 @@ def open_regular(path: Path, flags: int) -> int:
     return descriptor
 
 
+def open_unlinked(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError at once for anything else, also for a symbolic link."""
+    return os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+
+
 def read(path: Path, most: int) -> bytes:
     """Return the content of a regular file. Raises OSError, also if it has more than `most` bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
@@ -49,6 +55,19 @@ def read(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB")
     return content
+
+
+class ProblemLog:
+    """Logs a problem when it begins, not while it lasts. `current` is the problem; empty if there is none."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self.current = log, ""
+
+    def report(self, problem: str) -> None:
+        """Take note of a problem; with an empty text, that there is none any more."""
+        if problem and problem != self.current:
+            self._log.warning("%s", problem)
+        self.current = problem
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -81,6 +81,11 @@ def hostengine(text: str) -> Hostengine:
     return Hostengine(f"{match[1]}:{match[2] or HOSTENGINE_PORT}")
 
 
+def path_or_none(text: str) -> Path | None:
+    """Return a path; None for `none`, or without any."""
+    return None if text in ("", "none") else Path(text)
+
+
 def duration(text: str) -> float:
     """Parse `1s`, `100ms`, `2m`, or seconds as a plain number. Returns positive seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())

@@ -45,7 +45,7 @@ T = TypeVar("T")
 PER_SECOND, BURST = 5.0, 10
 JSON_PATCH = "application/json-patch+json"
 JSON = "application/json"
-# The owner of what this client writes, in `metadata.managedFields`.
+# The author of what this client writes: in `metadata.managedFields`, and of Events.
 FIELD_MANAGER = "gpu-exporter-remediation"
 
 Operation = Mapping[str, Any]

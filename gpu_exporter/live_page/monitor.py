@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.diagnosis import loss
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_judged
 from gpu_exporter.diagnosis.incident_words import Code, with_code
@@ -26,15 +27,13 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.words import names_of
 from gpu_exporter.health import fitness
 from gpu_exporter.live_page.history import NO_CLASS, POINTS, STEP_SECONDS, LiveHistory
-from gpu_exporter.live_page.summary import explained_jobs, id_of, summarise, waiting_words
+from gpu_exporter.live_page.summary import explained_jobs, id_of, not_live, summarise, waiting_words
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Action, Verdict
-from gpu_exporter.reports.numbers import capitalised
+from gpu_exporter.reports.numbers import capitalised, first_of
 from gpu_exporter.version import __version__
-
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ SOURCES: Mapping[str, MeasurementSource] = {
     "pcie": MeasurementSource((m.PCIE_TX, m.PCIE_RX)),
     "power": MeasurementSource((m.POWER,), limit=(m.POWER_LIMIT, m.POWER_SET)),
     "temperature": MeasurementSource((m.GPU_TEMP,), limit=(m.SLOWDOWN_TEMP,)),
-    "memory_used": MeasurementSource((m.FB_USED,), MIB, limit=(m.FB_TOTAL,)),
+    "memory_used": MeasurementSource((m.FB_USED,), m.MIB, limit=(m.FB_TOTAL,)),
 }
 NAMES = tuple(each.name for each in MEASUREMENTS)
 PROCESS_METRICS = (m.PROCESS_MEMORY, m.PROCESS_SM, m.HOST_PROCESS)
@@ -137,7 +136,6 @@ def numbers(snapshot: Snapshot, *, all_details: bool = True) -> Mapping[tuple[st
 if TYPE_CHECKING:
     from gpu_exporter.events.event_log import EventLog
 
-OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 CLASSES = {each.name: place for place, each in enumerate(BOTTLENECKS)}
 # The last XIDs of a GPU that its entry has.
 MOST_XIDS = 20
@@ -246,7 +244,7 @@ class LiveMonitor:
             "version": __version__,
             "node": self.name,
             "interval": self._interval,
-            "banner": "" if snapshot.live else f"These are not your GPUs: {snapshot.description or snapshot.source}",
+            "banner": not_live(snapshot),
             "problem": problem,
             "judged_at": current.at or None,
             "measurements": described(),
@@ -280,7 +278,7 @@ class LiveMonitor:
         """Return an entry for each GPU, and after it one for each of its MIG instances."""
         owners: dict[str, list[dict[str, str]]] = defaultdict(list)
         for series, _ in snapshot.samples:
-            if series.metric in OWNERS and series.gpu is not None:
+            if series.metric in m.OWNERS and series.gpu is not None:
                 owners[series.gpu.uuid].append(dict(series.labels))
         found = numbers(snapshot)
         xids = self._xids()
@@ -340,7 +338,7 @@ class LiveMonitor:
             return {"time": {}, "headroom": "", "findings": [], "not_judged": []}
         since = self.current.since
         return {
-            "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
+            "time": loss.as_json(diagnosis.shares),
             "headroom": headroom(diagnosis),
             "findings": [{**each, "since": since.get((device, each["name"]))} for each in findings(diagnosis)],
             "not_judged": not_judged(diagnosis),
@@ -436,5 +434,4 @@ def _owner(owners: Sequence[Mapping[str, str]], processes: Sequence[Mapping[str,
         names.append(place or labels.get("container") or labels.get("container_id", ""))
     if not any(names):
         names = [each.get("process") or each.get("command", "") for each in processes]
-    distinct = list(dict.fromkeys(filter(None, names)))
-    return ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
+    return first_of(list(dict.fromkeys(filter(None, names))), 3)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.health import fitness
+from gpu_exporter.live_page.summary import not_live
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
 from gpu_exporter.model.verdict import Health
 from gpu_exporter.pipeline.pages import NO_METRICS_YET
@@ -76,11 +77,7 @@ def _row(node: ListedNode) -> _Row:
         return _Row(node.prefix, node.name, None, Health.UNKNOWN, problem)
     sick = [verdict for verdict in snapshot.verdicts if verdict.health is not Health.HEALTHY]
     sick.sort(key=lambda verdict: verdict.health, reverse=True)
-    problems = [
-        f"GPU {verdict.gpu.index}: {'; '.join(problem.words for problem in verdict.problems)}"
-        for verdict in sick
-        if verdict.problems
-    ]
+    problems = [f"GPU {verdict.gpu.index}: {verdict.words}" for verdict in sick if verdict.problems]
     unknown = sum(not verdict.problems for verdict in sick)
     if unknown:
         problems.append(f"health of {unknown} GPUs unknown" if unknown > 1 else "health of one GPU unknown")
@@ -111,8 +108,7 @@ def _summary(nodes: Sequence[_Row]) -> str:
 def _banner(snapshot: Snapshot | None) -> str:
     if snapshot is None or snapshot.live:
         return ""
-    text = f"These are not your GPUs: {snapshot.description or snapshot.source}"
-    return f'<p class="banner">{html.escape(text)}</p>'
+    return f'<p class="banner">{html.escape(not_live(snapshot))}</p>'
 
 
 def _rows(nodes: list[_Row]) -> str:

@@ -13,6 +13,7 @@ from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.incident_words import silent
 from gpu_exporter.diagnosis.rolling import RANK_WORDS, RankState
 from gpu_exporter.diagnosis.words import cost, hit_words, named
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health
 from gpu_exporter.reports.numbers import capitalised, gpu_hours, percent
 
@@ -61,6 +62,11 @@ class Judgement(NamedTuple):
 def id_of(uuid: str, instance: str, index: int) -> str:
     """Return the id of a GPU or MIG instance; a GPU that was never identified has only its index."""
     return f"{uuid}/{instance}" if instance else uuid or f"gpu{index}"
+
+
+def not_live(snapshot: Snapshot) -> str:
+    """Return that these are not GPUs of now, but a recording or a simulation; empty if they are."""
+    return "" if snapshot.live else f"These are not your GPUs: {snapshot.description or snapshot.source}"
 
 
 def summarise(
@@ -247,8 +253,7 @@ def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: i
     if not clauses:
         return _health(entries, missing)
     more = f", and {len(clauses) - MOST_CLAUSES} more" if len(clauses) > MOST_CLAUSES else ""
-    text = "; ".join(clauses[:MOST_CLAUSES]) + more
-    return text[:1].upper() + text[1:]
+    return capitalised("; ".join(clauses[:MOST_CLAUSES]) + more)
 
 
 def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Mapping[str, Entry]) -> Judgement:
@@ -288,7 +293,7 @@ def largest_loss(time: Mapping[str, float]) -> str:
     cause = max(losses, key=losses.__getitem__, default=None)
     if cause is None or losses[cause] < LEAST_LOSS:
         return ""
-    return f"{WORDS[cause][:1].upper()}{WORDS[cause][1:]}: {percent(losses[cause])} of the time"
+    return f"{capitalised(WORDS[cause])}: {percent(losses[cause])} of the time"
 
 
 def _order(entries: Sequence[Entry], problems: Sequence[PageProblem], judged: Mapping[str, Judgement]) -> list[str]:

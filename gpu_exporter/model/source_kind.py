@@ -25,5 +25,8 @@ REPLAY = SourceKind("replay", "a recording of real GPUs", live=False)
 OF_SIMULATED = "a recording of simulated GPUs"
 SIMULATED = SourceKind("simulated", "simulated GPUs, without hardware", live=False)
 
+# What is shown above GPUs that nobody may mistake for those of now.
+BANNERS = {REPLAY.name: f"Replayed from {REPLAY.description}", SIMULATED.name: "Simulated GPUs"}
+
 # In the order in which `--source` lists them. `sources/choice.py` has a factory for each.
 SOURCE_KINDS = {kind.name: kind for kind in (AUTO, NVML, DCGM, REPLAY, SIMULATED)}

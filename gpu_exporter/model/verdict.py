@@ -94,6 +94,11 @@ class Verdict:
         return Health.HEALTHY if all(unknown.harmless for unknown in self.unknown) else Health.UNKNOWN
 
     @property
+    def words(self) -> str:
+        """What is wrong with the GPU; empty without problems."""
+        return "; ".join(problem.words for problem in self.problems)
+
+    @property
     def action(self) -> Action:
         """The most drastic action that its problems ask for."""
         return most_drastic(problem.action for problem in self.problems)

@@ -11,13 +11,13 @@ from gpu_exporter.host.watch import PERIOD_SECONDS, HostWatch
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.owners.cgroup import process_owner
-from gpu_exporter.sources.choice import is_remote
+from gpu_exporter.sources.choice import is_local
 
 
 def host_evidence(source: Source, config: Config, period: float) -> HostEvidence | None:
     """Return what observes the processes on the GPUs and the network cards every `period` seconds, for a command that
     watches for a short time; None if these are not this machine's GPUs."""
-    if not source.live or is_remote(config, source.name):
+    if not is_local(config, source):
         return None
     processes = host_watch(config.procfs, config.sysfs, names=True, commands=True, period=period)
     if not config.nics:

@@ -96,7 +96,7 @@ class HandOverState:
             return self.hand_over
 
 
-def device_files(descriptors: Path = Path("/proc/self/fd"), prefix: str = "/dev/nvidia") -> tuple[str, ...]:
+def device_files(descriptors: Path = Path("/proc/self/fd")) -> tuple[str, ...]:
     """Return the driver's device files that this process has open."""
     targets = set()
     try:
@@ -107,4 +107,4 @@ def device_files(descriptors: Path = Path("/proc/self/fd"), prefix: str = "/dev/
                 continue
     except OSError:
         return ()
-    return tuple(sorted(name for name in targets if name.startswith(prefix)))
+    return tuple(sorted(name for name in targets if name.startswith("/dev/nvidia")))

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter.io.decoding import json_as, printable
+from gpu_exporter.io.decoding import GZIP, json_as, printable
+from gpu_exporter.io.file_access import PRIVATE
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.trace_file import MOST_TRACE_BYTES
 from gpu_exporter.profiling.trace_session import TakenTrace
@@ -22,9 +23,7 @@ CHILD = "gpu_exporter.profiling.analysis_child"
 CPU_SECONDS, BYTES_PER_SECOND = 60, 4 << 20
 MOST_ANSWER_BYTES = 256 << 20
 MOST_ERROR_BYTES = 64 << 10
-PRIVATE = 0o600
 BLOCK_BYTES = 1 << 20
-GZIP = b"\x1f\x8b"
 
 
 def analyze(

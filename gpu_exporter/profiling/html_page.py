@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from gpu_exporter.catalogue.causes import STACK_WORDS, WORKER_WORDS
 from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
-from gpu_exporter.profiling.stacks import ThreadProfile
+from gpu_exporter.profiling.stacks import MAIN_THREAD, ThreadProfile
 from gpu_exporter.profiling.text_report import title
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, frame, page_head, safe_text, table
 from gpu_exporter.reports.numbers import capitalised, duration, percent
 
 MOST_PROCESSES, MOST_THREADS, MOST_LINES = 16, 8, 8
-MAIN_THREAD = "main thread"
 
 
 def page(found: Sequence[ProcessProfile]) -> str:

@@ -15,6 +15,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.kubernetes.writer import FIELD_MANAGER
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import NodeFinding
@@ -23,17 +24,16 @@ from gpu_exporter.remediation.ledger import stamp
 from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import NodePool, Notify
+from gpu_exporter.remediation.settings import MOST_TOKEN_BYTES, NodePool, Notify
 from gpu_exporter.remediation.state import REPAIR, WatchedNode
 from gpu_exporter.remediation.workload import Eviction, JobLoad
+from gpu_exporter.reports.numbers import first_of
 
 log = logging.getLogger(__name__)
 decisions = logging.getLogger("gpu_exporter.remediation.decisions")
 
 NOTIFY_SECONDS = 5.0
-MOST_TOKEN_BYTES = 1 << 12
 MOST_WORDS = 400
-COMPONENT = "gpu-exporter-remediation"
 # Reasons of Events.
 DONE = {
     Verb.CORDON: "Cordoned",
@@ -133,8 +133,7 @@ class Announcer:
             self._write(json.dumps({**about, "verb": "evict", **asdict(each)}))
         gone = [each.pod for each in results if each.done]
         if gone:
-            more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
-            self._event(node, pool, "Evicted", f"{', '.join(gone[:MOST_NAMED])}{more}", "Normal")
+            self._event(node, pool, "Evicted", first_of(gone, MOST_NAMED), "Normal")
 
     def _event(self, node: WatchedNode, pool: NodePool, reason: str, words: str, kind: str) -> None:
         if not self._writes_events:
@@ -151,7 +150,7 @@ class Announcer:
             "reason": f"Gpu{'Would' if dry_run and reason != 'Waiting' else ''}{reason}",
             "message": printable(words, MOST_WORDS),
             "type": kind,
-            "source": {"component": COMPONENT, "host": self._identity},
+            "source": {"component": FIELD_MANAGER, "host": self._identity},
             "firstTimestamp": stamp(now)[:19] + "Z",
             "lastTimestamp": stamp(now)[:19] + "Z",
             "count": 1,

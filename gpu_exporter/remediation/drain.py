@@ -10,6 +10,7 @@ from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import DrainSettings, Mode, NodePool
 from gpu_exporter.remediation.state import DrainPhase, DrainProgress, RemediationState, WatchedNode
 from gpu_exporter.remediation.workload import EvictionUnit, JobLoad
+from gpu_exporter.reports.numbers import first_of
 
 # Pods that are named in a sentence.
 MOST_NAMED = 3
@@ -124,5 +125,4 @@ def _waiting(unit: EvictionUnit, load: JobLoad, now: float) -> str:
 
 
 def _named(pods: tuple[NodePod, ...]) -> str:
-    more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
-    return f"{'pods' if len(pods) > 1 else 'pod'} {', '.join(map(str, pods[:MOST_NAMED]))}{more}"
+    return f"{'pods' if len(pods) > 1 else 'pod'} {first_of(pods, MOST_NAMED)}"

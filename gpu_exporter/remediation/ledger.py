@@ -37,7 +37,6 @@ class Ledger:
 
     holder: str = ""
     version: str = ""
-    renewed: str = ""
     transitions: int = 0
     seconds: int = LEASE_SECONDS
     annotated: bool = False
@@ -65,7 +64,6 @@ def read(item: LeaseObject) -> Ledger:
     return Ledger(
         spec.get("holderIdentity") or "",
         metadata.get("resourceVersion", ""),
-        spec.get("renewTime") or "",
         spec.get("leaseTransitions") or 0,
         spec.get("leaseDurationSeconds") or LEASE_SECONDS,
         annotations is not None,
@@ -105,20 +103,20 @@ def new_lease(namespace: str, name: str, identity: str, now: float) -> LeaseObje
 
 def held_by(ledger: Ledger, identity: str, now: float) -> list[Operation]:
     """Return the patch that renews the Lease, or takes it from another holder."""
-    operations: list[Operation] = [_unchanged(ledger), _set("/spec/renewTime", stamp(now))]
+    operations: list[Operation] = [_unchanged(ledger), add("/spec/renewTime", stamp(now))]
     if ledger.holder != identity:
         operations += [
-            _set("/spec/holderIdentity", identity),
-            _set("/spec/leaseDurationSeconds", LEASE_SECONDS),
-            _set("/spec/acquireTime", stamp(now)),
-            _set("/spec/leaseTransitions", ledger.transitions + 1),
+            add("/spec/holderIdentity", identity),
+            add("/spec/leaseDurationSeconds", LEASE_SECONDS),
+            add("/spec/acquireTime", stamp(now)),
+            add("/spec/leaseTransitions", ledger.transitions + 1),
         ]
     return operations
 
 
 def released(ledger: Ledger) -> list[Operation]:
     """Return the patch that gives up the Lease, so that another controller need not wait."""
-    return [_unchanged(ledger), _set("/spec/holderIdentity", "")]
+    return [_unchanged(ledger), add("/spec/holderIdentity", "")]
 
 
 def claimed(ledger: Ledger, claims: Mapping[str, str], now: float) -> list[Operation]:
@@ -132,16 +130,17 @@ def tripped(ledger: Ledger, breaker: Mapping[str, float], now: float) -> list[Op
 
 
 def _annotated(ledger: Ledger, name: str, text: str, now: float) -> list[Operation]:
-    parent: list[Operation] = [] if ledger.annotated else [_set("/metadata/annotations", {})]
-    value = _set(f"/metadata/annotations/{escaped(name)}", text)
-    return [_unchanged(ledger), *parent, value, _set("/spec/renewTime", stamp(now))]
+    parent: list[Operation] = [] if ledger.annotated else [add("/metadata/annotations", {})]
+    value = add(f"/metadata/annotations/{escaped(name)}", text)
+    return [_unchanged(ledger), *parent, value, add("/spec/renewTime", stamp(now))]
 
 
 def _unchanged(ledger: Ledger) -> Operation:
     return {"op": "test", "path": "/metadata/resourceVersion", "value": ledger.version}
 
 
-def _set(path: str, value: object) -> Operation:
+def add(path: str, value: object) -> Operation:
+    """Return the operation that sets a member of an object, also of one that is there."""
     return {"op": "add", "path": path, "value": value}
 
 

@@ -14,7 +14,7 @@ from gpu_exporter.io.decoding import json_as
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence
-from gpu_exporter.remediation.ledger import escaped, stamp
+from gpu_exporter.remediation.ledger import add, escaped, stamp
 from gpu_exporter.remediation.pods import EVICT_AFTER, NodePod
 from gpu_exporter.remediation.reconcile import Decision, Verb
 from gpu_exporter.remediation.state import RemediationState, WatchedNode
@@ -36,7 +36,7 @@ def patch(node: WatchedNode, decision: Decision) -> Sequence[Operation]:
         annotations |= {s.REPAIR: None, s.REPAIRED: None}
         labels[s.REPAIR_LABEL] = None
     if decision.verb is Verb.CORDON:
-        operations.append(_add("/spec/unschedulable", True))
+        operations.append(add("/spec/unschedulable", True))
         operations += _taints(node, [*_others(node), {"key": s.TAINT, "value": "true", "effect": "NoSchedule"}])
     elif decision.verb is Verb.RETURN:
         operations.append({"op": "remove", "path": "/spec/unschedulable"})
@@ -121,9 +121,9 @@ def _taints(node: WatchedNode, taints: list[Any]) -> list[Operation]:
     if list(node.taints) == taints:
         return []
     if not node.taints:
-        return [_add("/spec/taints", taints)]
+        return [add("/spec/taints", taints)]
     test: Operation = {"op": "test", "path": "/spec/taints", "value": list(node.taints)}
-    change: Operation = _add("/spec/taints", taints) if taints else {"op": "remove", "path": "/spec/taints"}
+    change: Operation = add("/spec/taints", taints) if taints else {"op": "remove", "path": "/spec/taints"}
     return [test, change]
 
 
@@ -131,14 +131,10 @@ def _entries(path: str, present: Any, wanted: dict[str, str | None]) -> list[Ope
     """Return the operations that set entries of a mapping, or remove those that are None."""
     operations: list[Operation] = []
     if not present and any(value is not None for value in wanted.values()):
-        operations.append(_add(path, {}))
+        operations.append(add(path, {}))
     for key, value in wanted.items():
         if value is not None:
-            operations.append(_add(f"{path}/{escaped(key)}", value))
+            operations.append(add(f"{path}/{escaped(key)}", value))
         elif key in present:
             operations.append({"op": "remove", "path": f"{path}/{escaped(key)}"})
     return operations
-
-
-def _add(path: str, value: object) -> Operation:
-    return {"op": "add", "path": path, "value": value}

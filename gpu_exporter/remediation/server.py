@@ -25,11 +25,11 @@ from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.remediation.metrics import ControllerMetrics
+from gpu_exporter.remediation.settings import MOST_TOKEN_BYTES
 
 T = TypeVar("T")
 
 MOST_BODY_BYTES = 1 << 18
-MOST_TOKEN_BYTES = 1 << 12
 # How long what was read from the file of the token counts, so that a flood of requests does not wait for a disk.
 TOKEN_SECONDS = 1.0
 # How long a composed page of metrics is sent.

@@ -62,6 +62,8 @@ def window(text: str) -> MaintenanceWindow:
 _LABEL = re.compile(r"(!?)([\w./-]{1,317})(?:(!?=)([\w.-]{0,63}))?", re.ASCII)
 # Labels of the pods of a Job of Kubernetes: a gang only if it is Indexed, because the others are often independent.
 JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name")
+# A label of pods whose Jobs a JobSet restarts: they need not be read.
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
 # Labels by which pods belong to one job, which cannot go on without one of them.
 GANG_LABELS = (
     "gpu-exporter.io/gang",
@@ -69,11 +71,13 @@ GANG_LABELS = (
     "kueue.x-k8s.io/pod-group-name",
     "volcano.sh/job-name",
     "training.kubeflow.org/job-name",
-    "jobset.sigs.k8s.io/jobset-name",
+    JOBSET,
     "leaderworkerset.sigs.k8s.io/group-key",
     "ray.io/cluster",
     *JOB_LABELS,
 )
+# The most that is read from the file of a token.
+MOST_TOKEN_BYTES = 1 << 12
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 

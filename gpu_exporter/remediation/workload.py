@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpu_exporter.remediation.pods import NodePod, protection
 from gpu_exporter.remediation.retries import JobRetries
-from gpu_exporter.remediation.settings import DrainSettings
+from gpu_exporter.remediation.settings import JOBSET, DrainSettings
 from gpu_exporter.remediation.state import Gang
 
 # The UIDs of a larger gang would not fit into an annotation.
@@ -16,8 +16,6 @@ MOST_GANG_PODS = 2000
 GangKey = tuple[str, str, str]
 # Namespace and name.
 JobKey = tuple[str, str]
-# A label of pods whose Jobs a JobSet restarts: they need not be read.
-JOBSET = "jobset.sigs.k8s.io/jobset-name"
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,12 @@ def narrow(value: float | None, unit: str) -> str:
     return f"{value:.0f}"
 
 
+def first_of(names: Sequence[object], most: int) -> str:
+    """Return the first of many names, and how many more there are: a, b and 4 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Return numbers in ascending order, more than two in a row as a range: 0-7, 9."""
     runs: list[list[int]] = []

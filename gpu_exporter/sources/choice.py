@@ -137,6 +137,11 @@ def is_remote(config: Config, source: str) -> bool:
     return source == DCGM.name and not config.dcgm_hostengine.local and not config.kubernetes
 
 
+def is_local(config: Config, source: Source) -> bool:
+    """Return whether a source reads the GPUs of this machine, not a recording, simulated GPUs or another machine's."""
+    return source.live and not is_remote(config, source.name)
+
+
 def make_source(config: Config) -> Source:
     """Return the source of the only node. Raises GpuExporterError as `make_sources` does."""
     (source,) = make_sources(config).values()

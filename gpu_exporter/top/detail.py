@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
+from gpu_exporter.diagnosis.loss import breakdown, no_limit
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, Measurement
 from gpu_exporter.diagnosis.presence import no_data
 from gpu_exporter.diagnosis.report import because, class_words, runbook
@@ -22,7 +22,7 @@ VALUE, GAUGE = 26, 16
 
 def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> list[Line]:
     """Return all lines about a GPU of a view. The beginning is the most important."""
-    lines = [cut(line, width) for line in _head(row, now)]
+    lines = [cut(line, width) for line in _head(row)]
     if row.gone or row.down:
         why = capitalised(no_data(row.gone)) if row.gone else f"It does not answer: {row.down}"
         lines += wrapped(f"{why}.", width, "  ", "bad", first="  ")
@@ -37,7 +37,7 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> li
     return lines
 
 
-def _head(row: GpuRow, now: float) -> Iterator[Line]:
+def _head(row: GpuRow) -> Iterator[Line]:
     about = [text for text in (row.model, row.key.uuid, row.node) if text]
     held = "  last held by " if row.gone or row.down else "  held by "
     owner = (Span(held, "dim"), Span(row.owner)) if row.owner else ()
@@ -79,9 +79,11 @@ def lasted(begin: float, now: float, first: float) -> str:
 
 
 def _findings(row: GpuRow, width: int, view: View) -> Iterator[Line]:
-    diagnosis, order = row.diagnosis, list(Severity)
-    for match in sorted(diagnosis.matches if diagnosis else (), key=lambda each: order.index(each.mode.severity)):
-        numbers = ", ".join(because(match, [diagnosis] if diagnosis else [], set()))
+    diagnosis = row.diagnosis
+    if diagnosis is None:
+        return
+    for match in diagnosis.by_severity:
+        numbers = ", ".join(because(match, [diagnosis], set()))
         yield from _finding(match.mode, numbers, row.explained.get(match.mode.name, ""), width, view)
 
 
@@ -93,7 +95,7 @@ def _finding(mode: FailureMode, numbers: str, explained: str, width: int, view: 
         yield from wrapped(explained, width, "       ", first="    ")
         return
     yield from wrapped(mode.advice, width, "       ", first="    -> ")
-    place = f"{view.runbooks}/{mode.name.lower()}" if view.runbooks else runbook(mode)
+    place = f"{view.runbooks}/{mode.page}" if view.runbooks else runbook(mode)
     yield (Span(f"    runbook: {place}", "dim"),)
 
 
@@ -134,8 +136,7 @@ def _time(row: GpuRow, width: int) -> Iterator[Line]:
     if diagnosis and (shares := breakdown([diagnosis.shares])):
         yield from wrapped(f"time: {shares}", width, "        ", first="  ")
     faulty = diagnosis and any(match.mode.severity is not Severity.INFO for match in diagnosis.matches)
-    if diagnosis and diagnosis.headroom and not diagnosis.headroom.limited_by and not faulty:
-        text = f"at no limit of the chip: {limits(diagnosis.headroom)}. {next_step(diagnosis.headroom)}"
+    if diagnosis and not faulty and (text := no_limit(diagnosis.headroom)):
         yield from wrapped(text, width, "    ", first="  ")
 
 

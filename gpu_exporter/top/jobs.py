@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.words import named
@@ -69,10 +68,9 @@ def _lost(ranks: Sequence[GpuRow]) -> float:
 
 def _finding(ranks: Sequence[GpuRow]) -> Span:
     """Return the most severe finding, with the GPUs that have it."""
-    order = list(Severity)
     matches = [(row, match.mode) for row in ranks if row.diagnosis for match in row.diagnosis.matches]
     if not matches:
         return Span(ABSENT, "dim")
-    worst = min((mode for _, mode in matches), key=lambda mode: order.index(mode.severity))
+    worst = min((mode for _, mode in matches), key=lambda mode: mode.severity.place)
     hit = [(row.index, row.key.instance) for row, mode in matches if mode.name == worst.name]
     return Span(f"{worst.name} on {named(hit)}", STYLES[worst.severity.value])

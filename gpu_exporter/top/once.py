@@ -11,8 +11,7 @@ from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.report import is_reported
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import seen
-from gpu_exporter.model.source_kind import REPLAY, SIMULATED
-from gpu_exporter.top.tracker import BANNERS
+from gpu_exporter.model.source_kind import BANNERS, REPLAY, SIMULATED
 
 
 def table(recorded: RecordedScrapes, job: str) -> Iterator[str]:

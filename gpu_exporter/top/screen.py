@@ -44,9 +44,7 @@ ABOUT = (
 
 def _urgency(row: GpuRow, place: float = 0) -> tuple[float, ...]:
     """Return the place of a GPU among others: `place`, that of the first incident that it causes, then its own."""
-    order = list(Severity)
-    matches = row.diagnosis.matches if row.diagnosis else ()
-    worst = min((order.index(match.mode.severity) for match in matches), default=len(order))
+    worst = row.diagnosis.urgency if row.diagnosis else len(Severity)
     is_down = bool(row.gone or row.down)
     return (place, not is_down, row.health != UNHEALTHY, row.health != DEGRADED, worst, -round(_lost(row), 1))
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.model.verdict import Health
 
-HEALTHY, DEGRADED, UNHEALTHY, UNKNOWN = "healthy", "degraded", "unhealthy", "unknown"
+HEALTHY, UNKNOWN, DEGRADED, UNHEALTHY = (health.value for health in Health)
 History = Sequence["float | None"]
 
 
@@ -58,7 +59,7 @@ class GpuRow:
     @property
     def class_name(self) -> str:
         """The identifier of its class; empty if it is unknown."""
-        return self.diagnosis.bottleneck.name if self.diagnosis and self.diagnosis.bottleneck else ""
+        return self.diagnosis.class_name if self.diagnosis else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, Scrape, ScrapedSamp
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window
 from gpu_exporter.diagnosis.words import LONGEST_NAME
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.model.source_kind import REPLAY, SIMULATED
+from gpu_exporter.model.source_kind import BANNERS
 from gpu_exporter.top.state import UNKNOWN, GpuRow, ProcessRow, View
 
 LONGEST_COMMAND, LONGEST_OWNER = 400, 120
@@ -49,7 +49,7 @@ class ShownHolders:
         if leader.get("pid") and leader["pid"] not in rows:
             processes.insert(0, ProcessRow(leader["pid"], command=_command(leader)))
         named = self.owners.get((device.uuid, device.instance), {})
-        owner = _pod(identity) or _named(named) or _named(leader)
+        owner = identity.owner or _named(named) or _named(leader)
         if not owner and processes:
             program = processes[0].command.partition(" ")[0].rpartition("/")[2]
             owner = f"pid {processes[0].pid} {program}".strip()
@@ -90,11 +90,6 @@ def _command(labels: Mapping[str, str]) -> str:
     return printable(name, LONGEST_COMMAND)
 
 
-def _pod(identity: DeviceIdentity) -> str:
-    pod = identity.pod or identity.workload
-    return f"{identity.namespace}/{pod}" if identity.namespace and pod else pod
-
-
 def _named(labels: Mapping[str, str]) -> str:
     """Return the job, container or user of a GPU or a process."""
     for label, words in (("hpc_job", "job "), ("job_id", "job "), ("container", ""), ("container_id", "container ")):
@@ -114,7 +109,6 @@ FORGET_SECONDS = 600.0
 GONE_SECONDS = 5.0
 # The first scrapes have no profiling values yet; without any, judging begins after this many.
 PATIENCE = 4
-BANNERS = {REPLAY.name: "Replayed from a recording of real GPUs", SIMULATED.name: "Simulated GPUs"}
 
 
 class Tracker:
@@ -173,7 +167,7 @@ class Tracker:
         self._diagnoses = {diagnosis.device: diagnosis for diagnosis in found if is_reported(diagnosis)}
         self._hidden = {diagnosis.device for diagnosis in found} - self._diagnoses.keys()
         for device, diagnosis in self._diagnoses.items():
-            name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
+            name = diagnosis.class_name
             if device not in self._classes or self._classes[device][0] != name:
                 self._classes[device] = name, window.now
         names = [(device, match.mode.name) for device, each in self._diagnoses.items() for match in each.matches]

@@ -86,7 +86,7 @@ class Setup:
         config = Config(
             address=Address("127.0.0.1", 0),
             node_name="node",
-            kernel_log="none",
+            kernel_log=None,
             nics=False,
             procfs=host.proc,
             sysfs=host.sys,

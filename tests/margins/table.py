@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, classify
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope
 from gpu_exporter.conditions.evaluate import Device, SignalWindow
@@ -14,6 +14,7 @@ from gpu_exporter.conditions.prose import term
 from gpu_exporter.conditions.tree import Compare, Limit, Over
 from tests.margins.margin import Margin, margin
 from tests.support import phases
+from tests.support.classes import classify
 
 SMALLEST = 1.3
 

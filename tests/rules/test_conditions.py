@@ -26,14 +26,14 @@ from hypothesis import strategies as st
 from gpu_exporter.alerting.identity import LAST_OWNER
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue import time_shares
-from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import evaluate
 from gpu_exporter.conditions.evaluate import Device, Points, holds, marked
-from gpu_exporter.conditions.formulas import parts, result
+from gpu_exporter.conditions.formulas import parts, results
 from gpu_exporter.conditions.signal import OWNER, Signal, record_name
 from gpu_exporter.conditions.tree import Condition, Leaf, Limits, OfRanks, Over, terms
 from gpu_exporter.diagnosis import window
@@ -43,6 +43,7 @@ from tests.rules.needed import rule_groups
 from tests.rules.promtool import promtools
 from tests.rules.series import histograms
 from tests.support.alerting import without_count
+from tests.support.classes import classify
 from tests.support.prometheus import Prometheus
 from tests.support.tools import free_port, is_long, until
 
@@ -390,8 +391,9 @@ def differences(fleet: Fleet, found: Mapping[str, Mapping[str, float]]) -> Itera
         if (None if mine is None else BOTTLENECKS.index(mine)) != rule_values.get(CLASS):
             yield f"class of {gpu}: {mine and mine.name} in Python, {rule_values.get(CLASS)} in Prometheus"
         for mark in MARKS:
-            if marked(mark, fleet, gpu) != bool(rule_values.get(mark.record)):
-                yield f"{mark.record} of {gpu}: {marked(mark, fleet, gpu)} in Python"
+            is_marked = gpu in marked(mark, fleet)
+            if is_marked != bool(rule_values.get(mark.record)):
+                yield f"{mark.record} of {gpu}: {is_marked} in Python"
         for term in TERMS:
             if term.record:
                 in_python, in_prometheus = evaluate.value(term, fleet, gpu), rule_values.get(term.record)
@@ -400,7 +402,7 @@ def differences(fleet: Fleet, found: Mapping[str, Mapping[str, float]]) -> Itera
                 ):
                     yield f"{term.record} of {gpu}: {in_python} in Python, {in_prometheus} in Prometheus"
         for share in TIME_SHARES.values():
-            in_python, in_prometheus = result(share, fleet, gpu), rule_values.get(f"{share.record} {share.name}")
+            in_python, in_prometheus = results(share, fleet).get(gpu), rule_values.get(f"{share.record} {share.name}")
             if (in_python is None) != (in_prometheus is None) or not math.isclose(
                 in_python or 0, in_prometheus or 0, rel_tol=1e-6, abs_tol=1e-9
             ):

@@ -18,7 +18,7 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.signals import FB_USED, NVLINK, SM_ACTIVE
 from gpu_exporter.catalogue.time_shares import RECORD, TIME_SHARES
 from gpu_exporter.conditions.evaluate import value
-from gpu_exporter.conditions.formulas import result
+from gpu_exporter.conditions.formulas import results
 from gpu_exporter.conditions.signal import PRESENCE_INFO
 from tests import ROOT
 from tests.rules.needed import rule_groups
@@ -114,7 +114,7 @@ def test_shares_are_whole_in_python() -> None:
     without_sm = 0
     for fleet in map(draw, map(random.Random, range(4 if is_long() else 2))):
         for gpu in fleet.gpus:
-            found = [result(share, fleet, gpu) for share in TIME_SHARES.values()]
+            found = [results(share, fleet).get(gpu) for share in TIME_SHARES.values()]
             numbers = [number for number in found if number is not None]
             assert not numbers or (len(numbers) == len(found) and sum(numbers) == pytest.approx(1.0)), gpu
             assert bool(numbers) is all(value(term, fleet, gpu) is not None for term in (GR, SM)), gpu

@@ -45,6 +45,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from tests import ROOT
 from tests.rules.needed import rule_groups
+from tests.support.classes import classify
 from tests.support.prometheus import Prometheus
 
 # Those that show data.
@@ -329,9 +330,7 @@ class Truth:
             return self._where(lambda part: bool(time_shares(self.seen, part)))
         if name == bottlenecks.CLASS:
             only = matchers.get("class", ALL)
-            return self._where(
-                lambda part: (its := bottlenecks.classify(self.seen, part)) and re.fullmatch(only, its.name)
-            )
+            return self._where(lambda part: (its := classify(self.seen, part)) and re.fullmatch(only, its.name))
         if name in RECORDS:
             return self._where(lambda part: self._known(RECORDS[name], part))
         if name in SHARED:
@@ -355,7 +354,7 @@ class Truth:
 
     def _waits(self, part: DeviceKey) -> bool:
         """Return whether a rank is seen to wait for others."""
-        shares, its = time_shares(self.seen, part), bottlenecks.classify(self.seen, part)
+        shares, its = time_shares(self.seen, part), classify(self.seen, part)
         share = shares.get(Cause.PEERS, 0.0)
         waits = its is not None and its.name in bottlenecks.WAITING_CLASSES
         return share >= LEAST_LOSS and (waits or share == max(shares.values()))
@@ -365,7 +364,7 @@ class Truth:
         waiting = {
             part.uuid
             for part in self.seen.devices
-            if (its := bottlenecks.classify(self.seen, part)) and its.name in bottlenecks.WAITING_CLASSES
+            if (its := classify(self.seen, part)) and its.name in bottlenecks.WAITING_CLASSES
         }
         return any(
             self._incidents({"alertname": name, "workload": ".+", "UUID": f"(?!({'|'.join(waiting)})\\Z).*"})

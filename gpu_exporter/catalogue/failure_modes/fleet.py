@@ -12,8 +12,8 @@ CAUSE, XID = "cause", "xid"
 # A fault that a node has had within so long is not new. It bridges the restart of Prometheus.
 BEFORE = "1h"
 FAULTS = "incident:fault:nodes"
-_KEY = f"cluster, {CAUSE}, {XID}"
-_COUNT = f"count by ({_KEY})"
+FAULT_KEY = f"cluster, {CAUSE}, {XID}"
+_COUNT = f"count by ({FAULT_KEY})"
 
 
 def _begun(within: float) -> str:
@@ -60,7 +60,7 @@ MODES = (
         "power or cooling, a switch. Stop the rollout or roll it back.",
         Inject(series={_INJECTED % number: 1.0 for number in range(3)}),
         fleet=f"""{_COUNT} ({FAULTS}) >= {{{NODES.name}}}
-and on ({_KEY}) (
+and on ({FAULT_KEY}) (
   {_begun(AT_ONCE)} >= {{{NODES.name}}}
   or
   ({_begun(WINDOW)} >= {{{NODES.name}}}) / on (cluster) group_left () max_over_time(cluster:nodes:count[1h]) >= {{{SHARE.name}}}

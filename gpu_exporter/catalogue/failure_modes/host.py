@@ -28,7 +28,6 @@ from gpu_exporter.conditions.tree import And, Calc, Compare, Limit, Or, Over, Un
 from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0
-MIB = 2.0**20
 
 # fmt: off
 SATURATED     = Limit("launchSaturated", 0.85, "ratio", "share of time on a CPU at or above which the launching thread is saturated", a.HOST)
@@ -39,7 +38,7 @@ BLOCKED       = Limit("storageBlocked", 0.25, "ratio", "share of time in which w
 BUSY_WORKER   = Limit("workerBusy", 0.30, "ratio", "share of time on a CPU, waiting for one or blocked, at or above which the workers are at work", a.HOST)
 FULL_CPUS     = Limit("cpusFull", 0.60, "ratio", "use of the CPUs that the process may use, at or above which more workers would not help", a.HOST)
 FAULTS        = Limit("swapFaults", 50.0, "per second", "major page faults per second at or above which a process in swap counts as swapping", a.HOST)
-SWAPPED       = Limit("swappedBytes", 64 * MIB, "bytes", "memory in swap at or above which a process with major page faults counts as swapping", a.HOST, any_model="memory of the process, not of the GPU")
+SWAPPED       = Limit("swappedBytes", 64 * m.MIB, "bytes", "memory in swap at or above which a process with major page faults counts as swapping", a.HOST, any_model="memory of the process, not of the GPU")
 FULL_SHM      = Limit("shmFull", 0.90, "ratio", "used part of /dev/shm at or above which it is nearly full", a.HOST)
 REMOTE        = Limit("remoteNode", 0.90, "ratio", "share of time on another NUMA node than the GPU's, at or above which the process counts as remote", a.HOST)
 # fmt: on
@@ -66,13 +65,11 @@ NOT_RUNNING = Or(IS_THROTTLED, SWAPS, IS_STARVED, name="host_not_running")
 KEPT_WAITING = Or(IS_THROTTLED, SWAPS, IS_STARVED, IS_BLOCKED, name="host_kept_waiting")
 
 
-def _profile(
-    *, cpu: float = 0.3, wait: float = 0.0, blocked: float = 0.0, gpu: Values = profiles.SLEEPY, **more: float
-) -> Values:
+def _profile(*, cpu: float = 0.3, wait: float = 0.0, blocked: float = 0.0, **more: float) -> Values:
     """Return the values of a GPU whose host does this; `more` are values of workers by the end of their row's name."""
     workers = {"cpu": 0.0, "wait": 0.0, "blocked": 0.0, "active": 0.0, "use": 0.1, **more}
     return {
-        **gpu,
+        **profiles.SLEEPY,
         m.HOST_LAUNCH_CPU: Ramp(0, cpu),
         m.HOST_LAUNCH_WAIT: Ramp(0, wait),
         m.HOST_LAUNCH_BLOCKED: Ramp(0, blocked),

@@ -48,6 +48,14 @@ class Severity(Enum):
     WARNING = "warning"
     INFO = "info"
 
+    @property
+    def place(self) -> int:
+        """Its place among all, the most severe first."""
+        return _PLACES[self]
+
+
+_PLACES = {severity: place for place, severity in enumerate(Severity)}
+
 
 class Domain(Enum):
     """The group of a failure mode: one file of rules, one dashboard, one section of the index."""
@@ -251,6 +259,11 @@ class FailureMode:
         """
         is_held = bool(self.condition) and not self.fleet and self.pending >= MISSED_SCRAPES
         return MISSED_SCRAPES / 2 if is_held else 0.0
+
+    @property
+    def page(self) -> str:
+        """Return the name of the file of its runbook, without suffix."""
+        return self.name.lower()
 
     @property
     def record(self) -> str:

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.threads import RowThread
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.io.file_access import open_regular
+from gpu_exporter.io.file_access import open_unlinked
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.snapshot import Row
@@ -121,8 +121,8 @@ class InspectorContent:
 class InspectorWatch(RowThread):
     """Keeps the bandwidths of the files up to date. A file is found by the UUID of its GPU, which is in its name."""
 
-    def __init__(self, directory: Path, period: float = PERIOD_SECONDS) -> None:
-        super().__init__("nccl-inspector", "NCCL Inspector", period)
+    def __init__(self, directory: Path) -> None:
+        super().__init__("nccl-inspector", "NCCL Inspector", PERIOD_SECONDS)
         self._directory = directory
         self._contents: dict[str, InspectorContent] = {}
         self._complained: Collection[Path] = ()
@@ -174,7 +174,7 @@ def _read(path: Path, before: InspectorContent | None, now: float) -> InspectorC
 
     Raises OSError, also for symbolic links.
     """
-    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    with open_unlinked(path) as file:
         about = os.fstat(file.fileno())
         changed = before is None or (before.written, before.size) != (about.st_mtime, about.st_size)
         if changed and WRITING_SECONDS <= now - about.st_mtime <= STALE_SECONDS:

@@ -55,12 +55,9 @@ class Nic(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The state of a port: whether it is active, the two states in words, and its rate in bytes per second. A value
-    that cannot be read is None, or empty."""
+    """The state of a port: whether it is active, and its rate in bytes per second. What cannot be read is None."""
 
     up: bool | None
-    state: str
-    physical: str
     rate: float | None
 
 
@@ -82,9 +79,8 @@ class FabricReader:
     def link(self, nic: Nic) -> Link:
         """Return the present state of a port."""
         base = _base(nic.device, nic.port)
-        number, state = self._state(f"{base}/state")
-        _, physical = self._state(f"{base}/phys_state")
-        return Link(number == ACTIVE if number else None, state, physical, self._rate(f"{base}/rate"))
+        number = self._state(f"{base}/state")
+        return Link(number == ACTIVE if number else None, self._rate(f"{base}/rate"))
 
     def traffic(self, nic: Nic) -> dict[str, int]:
         """Return the counters of bytes of a port."""
@@ -128,12 +124,13 @@ class FabricReader:
         self._warn(path, f"not a counter: {content!r:.40}")
         return None
 
-    def _state(self, path: str) -> tuple[str, str]:
+    def _state(self, path: str) -> str:
+        """Return the number of a state; empty if it cannot be read."""
         text = self._text(path)
         matched = _STATE.fullmatch(text)
         if text and not matched:
             self._warn(path, f"not a state: {text!r:.40}")
-        return (matched[1], matched[2]) if matched else ("", "")
+        return matched[1] if matched else ""
 
     def _rate(self, path: str) -> float | None:
         text = self._text(path)

@@ -148,7 +148,7 @@ PERIOD_SECONDS, ERRORS_SECONDS, SCAN_SECONDS = 5.0, 15.0, 60.0
 # A thread never wakes up exactly after a period.
 EARLY_SECONDS = 0.5
 # The state of a port whose card fell off the bus.
-LOST = Link(up=False, state="", physical="", rate=None)
+LOST = Link(up=False, rate=None)
 OPEN_DRIVER = b"Open Kernel Module"
 DMA_BUF_KERNEL = (5, 12)
 _ERRORS = {ErrorKind(dict(row.labels)["kind"]): row for row in m.NIC_PORT_ERRORS}

@@ -18,7 +18,6 @@ from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
 # NVML's state of a GPU that has joined a fabric.
 JOINED = 3
-NOT_SUPPORTED = "not_supported"
 # The members of `nvmlPlatformInfo_v2_t` that are read: the bindings take its numbers for text.
 PLATFORM = Struct("=20x16s3Bx1B")
 
@@ -77,7 +76,7 @@ class Placement:
                     return set()
         self._series = Series(PLACEMENT, self._gpu, tuple(labels)) if labels else None
         if self._series is None:
-            self.unsupported[PLACEMENT] = NOT_SUPPORTED
+            self.unsupported[PLACEMENT] = "not_supported"
         else:
             self.unsupported.pop(PLACEMENT, None)
             values[self._series] = 1.0

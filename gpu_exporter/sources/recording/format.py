@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, TypeGuard, cast
 
-from gpu_exporter.io.decoding import json_as, printable
+from gpu_exporter.io.decoding import GZIP, json_as, printable
 from gpu_exporter.io.file_access import open_regular
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
@@ -38,7 +38,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as raw:
-            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+            zipped = raw.peek(2)[:2] == GZIP
             unpacked = gzip.GzipFile(fileobj=raw) if zipped else raw
             for number, line in _limited(path, cast(IO[bytes], unpacked)):
                 yield number, line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpu_exporter.catalogue.metrics import GAUGES_OF_SAMPLES, METRICS, NON_GPU_ENTITIES
+from gpu_exporter.catalogue.metrics import GAUGES_OF_SAMPLES, METRICS, NON_GPU_ENTITIES, STATE_UNITS
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
@@ -15,8 +15,6 @@ from gpu_exporter.sources.integrals import integrate
 from gpu_exporter.sources.recording.columns import Column, Recording, mean
 from gpu_exporter.sources.recording.format import job_of
 
-# A mean of values of these units is meaningless: the latest value is used.
-STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
 # A recorded gauge of the driver's last sample has every sample if it was recorded at least this often.
 SAMPLE_SECONDS = 0.2
 # A GPU without metrics of these entities does not lack them.
@@ -167,4 +165,4 @@ class ReplayDevice(Device):
             return None
         if metric.bit is not None:
             return float((int(column.value_at(t)) >> metric.bit) & 1)
-        return column.value_at(t) if metric.unit in STATES else held
+        return column.value_at(t) if metric.unit in STATE_UNITS else held

@@ -64,11 +64,9 @@ class NodeInjection(NamedTuple):
     dead: bool
 
 
-def injections(
-    text: str, nodes: Sequence[str], gpus: int, modes: Sequence[FailureMode] = MODES
-) -> Mapping[str, NodeInjection]:
+def injections(text: str, nodes: Sequence[str], gpus: int) -> Mapping[str, NodeInjection]:
     """Return what `--inject` changes, by node. Raises GpuExporterError, with the faulty part and the fix."""
-    by_name = {mode.name: mode for mode in modes}
+    by_name = {mode.name: mode for mode in MODES}
     wanted: dict[str, list[tuple[int, FailureMode]]] = defaultdict(list)
     for part in re.split(r"[\s,;]+", text):
         if part:
@@ -195,8 +193,6 @@ def rows(injected: Injected, metrics: Sequence[Metric]) -> Iterator[tuple[Metric
 
 log = logging.getLogger(__name__)
 
-# The reason for all other metrics, as if the hardware lacked them.
-NOT_SUPPORTED = "not_supported"
 XID_SECONDS = 60.0
 HEALTHY_LINK = known_faults.pcie_capacity(5, 16)
 DIGITS = 6
@@ -240,7 +236,8 @@ class InjectedDevice(Device):
                 self._rows[pace].append((Series(metric, gpu), origin))
         present = {series.metric for rows_of_pace in self._rows.values() for series, _ in rows_of_pace}
         self._ports = dict.fromkeys(_ports(gpu, injected), 1.0)
-        self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in present), NOT_SUPPORTED)
+        # As if the hardware lacked all other metrics.
+        self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in present), "not_supported")
         _warn(injected, metrics)
 
     def events(self) -> Sequence[XidEvent]:

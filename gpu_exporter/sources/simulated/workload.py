@@ -15,7 +15,6 @@ from gpu_exporter.catalogue.metrics import BY_KEY
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.sources.recording.format import SETTLE_SECONDS, ticks
-from gpu_exporter.sources.recording.replay import STATES
 
 
 class ValueStatistics(NamedTuple):
@@ -56,9 +55,8 @@ IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"
 # Phases of a healthy training job. Only the first was recorded on GPUs that work together.
 TOGETHER, ALONE = "ddp_balanced", ("train_big_batch", "compute_bound_bf16_gemm")
 # Units of values that are constant during an activity.
-HELD = STATES | {"MiB"}
+HELD = m.STATE_UNITS | {"MiB"}
 MEMORY = (m.FB_USED.key, m.FB_FREE.key)
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +139,7 @@ def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, Valu
         train=_activity(name, keys, phases[name]),
         save=_activity("save", keys, {**copy, **held, rx: copy[tx], tx: copy[rx]}),
         hold=_activity("hold", keys, {**phases[IDLE], **held}),
-        copy_seconds=held[m.FB_USED.key].mode * MIB / copy[rx].mean,
+        copy_seconds=held[m.FB_USED.key].mode * m.MIB / copy[rx].mean,
     )
 
 

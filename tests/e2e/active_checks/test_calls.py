@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.active_checks.cuda import CALLS
+from gpu_exporter.active_checks.cuda import PROTOTYPES
 from gpu_exporter.active_checks.run import CheckTarget, Outcomes, run
 from tests.support.fakes.cuda import FakeCuda
 
@@ -29,7 +29,7 @@ def checked(cuda: FakeCuda, gpus: int, monkeypatch: pytest.MonkeyPatch) -> Outco
 
 def test_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first failure is reported, not what follows from it."""
-    for call in sorted({*CALLS} - OF_LINKS):
+    for call in sorted({*PROTOTYPES} - OF_LINKS):
         cuda = FakeCuda(tmp_path / call)
         cuda.set("FreeMiB", 8)
         cuda.set(f"Fail.{call}", UNKNOWN)

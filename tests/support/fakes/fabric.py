@@ -117,7 +117,6 @@ class FakeFabric:
     def state(self, base: str, *, up: bool, rate: str = "") -> None:
         """Set the state of a port, given its directory below /sys."""
         self.put(f"{base}/state", "4: ACTIVE\n" if up else "1: DOWN\n")
-        self.put(f"{base}/phys_state", "5: LinkUp\n" if up else "3: Disabled\n")
         if rate:
             self.put(f"{base}/rate", f"{rate}\n")
 

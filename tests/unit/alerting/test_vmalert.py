@@ -112,7 +112,8 @@ def test_a_rule_may_read_its_own_series_with_another_label() -> None:
     """But not one that it records, directly or not."""
     first = {"record": "a:b:c", "expr": "up", "labels": {"cause": "x"}}
     second = {"record": "a:b:c", "expr": 'a:b:c{cause="x"} + 1', "labels": {"cause": "y"}}
-    assert vmalert.depths([second, first]) == [2, 1]
-    assert vmalert.depths([first, second, {"alert": "A", "expr": 'sum(a:b:c{cause=~"x|y"})'}]) == [1, 2, 3]
+    alert = {"alert": "A", "expr": 'sum(a:b:c{cause=~"x|y"})'}
+    assert vmalert.levelled([("30s", second), ("30s", first)]) == [2, 1]
+    assert vmalert.levelled([("30s", first), ("30s", second), ("30s", alert)]) == [1, 2, 3]
     with pytest.raises(CycleError):
-        vmalert.depths([{**second, "expr": "sum(a:b:c)"}, first])
+        vmalert.levelled([("30s", {**second, "expr": "sum(a:b:c)"}), ("30s", first)])

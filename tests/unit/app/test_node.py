@@ -23,7 +23,7 @@ from tests.unit.pipeline.test_metrics_change import FakeSource
         ("localhost:5555", {}, True),
         ("other-host:5555", {}, False),
         ("10.0.0.1:5555", {"kubernetes": True}, True),
-        ("", {"kernel_log": "none"}, False),
+        ("", {"kernel_log": None}, False),
     ],
 )
 def test_kernel_log_is_of_the_machine_of_the_gpus(
@@ -34,7 +34,7 @@ def test_kernel_log_is_of_the_machine_of_the_gpus(
     source.name = "dcgm"
     log = tmp_path / "kern.log"
     log.write_text("")
-    config = Config(source="dcgm", dcgm_hostengine=hostengine(engine), **{"kernel_log": str(log), **settings})
+    config = Config(source="dcgm", dcgm_hostengine=hostengine(engine), **{"kernel_log": log, **settings})
     watch = _kernel_log(EventLog(load(None), lambda pci: None), source, config)
 
     assert (watch.reason == "") is followed

@@ -9,7 +9,6 @@ from posixpath import normpath
 
 import pytest
 
-from gpu_exporter.alerting import boards
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -19,7 +18,7 @@ from gpu_exporter.live_page.page import PAGE_POLICY
 from gpu_exporter.pipeline.pages import Pages
 from tests.support.tools import LIMIT
 
-NAMES = [boards.page(mode.name) for mode in MODES]
+NAMES = [mode.page for mode in MODES]
 PATHS = ["/runbooks", *(f"/runbooks/{name}" for name in NAMES)]
 
 

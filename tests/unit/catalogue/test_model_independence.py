@@ -31,7 +31,6 @@ from gpu_exporter.catalogue.model_expectations import (
     MARGIN,
     Exempt,
     Expectation,
-    all_comparisons,
     conditions,
     fixed_numbers,
     limits,
@@ -52,7 +51,9 @@ from gpu_exporter.conditions.tree import (
     Over,
     PeerShare,
     Term,
+    comparisons,
     leaves,
+    marks_of,
 )
 
 # Units of which a model has more or less than another.
@@ -114,6 +115,14 @@ def number_of(compare: Compare) -> tuple[str, float] | None:
     if isinstance(right, Limit):
         return right.name, right.value
     return (f"{right:g}", right) if isinstance(right, float | int) else None
+
+
+def all_comparisons(condition: Condition) -> Iterator[Compare]:
+    """Yield the comparisons of a condition and of the marks that it reads on other ranks."""
+    for compare in comparisons(condition):
+        yield compare
+        for mark in marks_of(compare):
+            yield from all_comparisons(mark.condition)
 
 
 def depend_on_model(condition: Condition) -> Iterator[str]:

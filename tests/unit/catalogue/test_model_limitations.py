@@ -10,12 +10,12 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.bottlenecks import classify
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.gpu_models import BY_NAME, GB200, GH200, H200, L4, L40S, WHOLE, GpuModel
 from gpu_exporter.conditions.evaluate import Device, Points, holds
 from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.conditions.tree import Limits
+from tests.support.classes import classify
 
 RANKS = (("UUID", "0"),), (("UUID", "1"),)
 NOTHING = {

@@ -198,12 +198,11 @@ def test_texts_name_all_limits_and_signals(mode: object) -> None:
 
 @pytest.mark.drift
 def test_titles_are_unique() -> None:
-    """No two signals have the same title."""
+    """No two signals have the same title, and none has the place of a value."""
     titles = [prose.title(signal) for signal in SIGNALS]
 
-    assert len(set(titles)) == len(titles), (
-        "fix: give one of the signals another title in gpu_exporter/conditions/prose.py"
-    )
+    assert len(set(titles)) == len(titles), "fix: give one of the signals a title in gpu_exporter/conditions/words.py"
+    assert [each for each in titles if "{}" in each] == [], "fix: give it a title in gpu_exporter/conditions/words.py"
 
 
 def test_limits_of_nested_conditions() -> None:

@@ -21,6 +21,7 @@ from gpu_exporter.conditions.evaluate import Device, Points, holds
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Limits
 from tests.support import phases
+from tests.support.classes import classify
 from tests.support.table import table_test
 from tests.support.truth import PHASES
 
@@ -144,7 +145,7 @@ SAYS: Mapping[str, Callable[[Shares], bool]] = {
 
 def contradiction(window: Any, device: Device) -> str:
     """Return how the class of a device contradicts the shares of its time; empty if it does not."""
-    found, shares = c.classify(window, device), time_shares(window, device)
+    found, shares = classify(window, device), time_shares(window, device)
     if found is None or not shares:
         return ""
     text = f"{found.name}: {dict(shares)}"
@@ -174,7 +175,7 @@ def test_random_windows_have_every_class() -> None:
     lacking = set(c.BY_NAME)
     for seed in range(2000):
         window = job(seed)
-        lacking -= {its.name for device in range(len(window.ranks_)) if (its := c.classify(window, device))}
+        lacking -= {its.name for device in range(len(window.ranks_)) if (its := classify(window, device))}
         if not lacking:
             return
     assert not lacking
@@ -203,5 +204,5 @@ def test_a_throttled_gpu_and_one_that_does_not_answer(changed: Mapping[Signal, f
     """The clock is lowered while the GPU works; a GPU that does not answer has no class."""
     works = {s.GR_ACTIVE: 1.0, s.SM_ACTIVE: 0.95, s.TENSOR_ACTIVE: 0.6, s.DRAM_ACTIVE: 0.2, s.UP: 1.0, s.SM_IDLE: 0.0}
     known = {**works, **dict.fromkeys((s.PCIE_RX_USE, s.PCIE_TX_USE, s.NVLINK, s.PCIE_RX, s.PCIE_TX), 0.0), **changed}
-    found = c.classify(Job([known]), 0)
+    found = classify(Job([known]), 0)
     assert (found and found.name) == expected

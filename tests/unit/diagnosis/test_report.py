@@ -84,7 +84,7 @@ def test_one_communicating_gpu_has_no_other_rank() -> None:
                 "DCGM_FI_DEV_FB_FREE": 30720.0,
             },
             "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU",
-            ["utilisation 70 %, power at 50 % of its limit, SM clock 1410 MHz, GPU memory 25 % in use"],
+            ["utilisation 70 %, power at 50 % of its limit, SM clock 1410 MHz, device memory 25 % in use"],
         ),
         (
             {"DCGM_FI_DEV_GPU_UTIL": 0.0},

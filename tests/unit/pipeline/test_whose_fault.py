@@ -17,7 +17,7 @@ from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.headline import headline
 from gpu_exporter.diagnosis.presence import present
-from gpu_exporter.diagnosis.window import as_scrape, seen
+from gpu_exporter.diagnosis.window import Scrapes, seen
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.health import check
 from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
@@ -301,7 +301,7 @@ def test_every_place_says_the_same(started: Callable[..., Node], row: Row) -> No
     assert found.finding.value == row.remediation
     assert (found.action.value != "none") == bool(row.rules)
 
-    scrapes, absent = present([as_scrape(snapshot)])
+    scrapes, absent = present([Scrapes().of(snapshot)])
     diagnoses = diagnose(seen(scrapes, {}))
     modes = {match.mode.name for each in diagnoses if each.identity.gpu == "0" for match in each.matches}
     assert modes - {"GpuTelemetryStale"} - {"GpuXidFatal"} == set(row.rules)
@@ -321,7 +321,7 @@ def test_no_gpu_is_missing_while_nothing_lists_them(started: Callable[..., Node]
     snapshot = node.taken[-1]
     answer = api.node("n", "boot", snapshot, api.Since(), (), "no GPU has been read yet", lambda uuid: None)
     found = evidence.judge(answer.body.decode(), "n", "boot", degraded=True)
-    _, absent = present([as_scrape(snapshot)])
+    _, absent = present([Scrapes().of(snapshot)])
     assert (found.finding, found.faults) == (evidence.NodeFinding.UNKNOWN, ())
     assert [gpus.gpus for gpus in absent] == ["every GPU"]
     assert check.report(snapshot).exit_code == 1

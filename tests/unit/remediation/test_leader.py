@@ -199,7 +199,7 @@ def test_what_a_lease_says() -> None:
     }
     spec: Any = {"holderIdentity": "me", "renewTime": STAMP, "leaseTransitions": 3, "leaseDurationSeconds": 15}
     assert lease.read({"metadata": {"resourceVersion": "7", "annotations": texts}, "spec": spec}) == Ledger(
-        "me", "7", STAMP, 3, 15, True, {"n0": "a"}, {"lost": 5.0}, "rollout", 1_700_000_000.0
+        "me", "7", 3, 15, True, {"n0": "a"}, {"lost": 5.0}, "rollout", 1_700_000_000.0
     )
 
 

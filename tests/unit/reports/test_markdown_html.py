@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gpu_exporter.alerting import boards, runbooks
+from gpu_exporter.alerting import runbooks
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.reports.markdown_html import html_of
 
@@ -57,10 +57,10 @@ class Balance(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("name", ["", *(boards.page(mode.name) for mode in MODES)])
+@pytest.mark.parametrize("name", ["", *(mode.page for mode in MODES)])
 def test_every_runbook(name: str) -> None:
     """No mark of Markdown is left outside of code, and all tags are closed."""
-    pages = {boards.page(mode.name): mode for mode in MODES}
+    pages = {mode.page: mode for mode in MODES}
     made = html_of(runbooks.runbook(pages[name]) if name else runbooks.index())
     parser = Balance()
     parser.feed(made)

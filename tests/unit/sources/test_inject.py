@@ -22,7 +22,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.conditions.evaluate import holds
 from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.incidents import of_diagnoses
-from gpu_exporter.diagnosis.window import Window, as_scrape, seen
+from gpu_exporter.diagnosis.window import Scrapes, Window, seen
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.xid_counts import Now
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
@@ -103,7 +103,7 @@ def pages(inject: str, minutes: int, interval: float) -> list[Snapshot]:
 
 def signals(snapshots: Sequence[Snapshot]) -> Window:
     """Return the signals of snapshots."""
-    return seen([as_scrape(snapshot) for snapshot in snapshots], {})
+    return seen([Scrapes().of(snapshot) for snapshot in snapshots], {})
 
 
 def modes_by_gpu(evidence: Window) -> dict[str, set[str]]:
@@ -193,7 +193,7 @@ def test_injected_modes_in_histograms() -> None:
         ("GpuPowerOscillation", POWER_SWING, (690 - 118) / 2, 20.0),
         ("GpuPcieBound", SM_IDLE, 1.0, 0.0),
     ):
-        shown = seen([as_scrape(page) for page in pages(f"{name}:{GPU}", 6, 5.0)], {})
+        shown = seen([Scrapes().of(page) for page in pages(f"{name}:{GPU}", 6, 5.0)], {})
         found = {known.gpu: shown.points(part, signal)[-1][1] for part, known in shown.devices.items()}
         assert found[str(GPU)] == pytest.approx(here, abs=25)
         assert found["0"] == pytest.approx(elsewhere)

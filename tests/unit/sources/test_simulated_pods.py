@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import XidKind, load
 from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.report import exit_code
-from gpu_exporter.diagnosis.window import as_scrape, seen
+from gpu_exporter.diagnosis.window import Scrapes, seen
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.xid_counts import Now
 from gpu_exporter.model.gpu import Owner
@@ -167,7 +167,7 @@ def test_the_default_node_has_no_finding_that_pages() -> None:
     """While `diagnose` watches, nothing of pods or XIDs is found; afterwards, the XID is an information."""
     made = watched(120)
     for pages in (made[1:21], made):
-        found = diagnose(seen([as_scrape(page) for page in pages], {}))
+        found = diagnose(seen([Scrapes().of(page) for page in pages], {}))
         severities = {match.mode.severity.value for each in found for match in each.matches}
         assert "critical" not in severities
         names = {match.mode.name for each in found for match in each.matches}
