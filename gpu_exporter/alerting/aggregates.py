@@ -118,11 +118,14 @@ WASTED_COST = _of_workload(
 )
 # Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
 # well, and its ranks spend some of their time waiting.
+# All time of a fake load is its own waste.
+_FAKE = f'{bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}}'
 _PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
 WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
 WAITS = (
     f"{_PEERS} >= {LEAST_LOSS} and on ({_DEVICE}) "
-    f"({WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD}))"
+    f"({WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD})) "
+    f"unless on ({_DEVICE}) {_FAKE}"
 )
 _ON_NODE = "cluster, node, namespace, workload"
 WAITING = Aggregate(
@@ -142,7 +145,7 @@ OWN_WASTE = f"""(
   group by ({_DEVICE}) {LOST}
   or on ({_DEVICE})
   (
-    group by ({_DEVICE}) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}})
+    group by ({_DEVICE}) ({_FAKE})
     or
     sum by ({_DEVICE}) ({RECORD}{{{LABEL}=~"{"|".join(cause.value for cause in OWN_CAUSES)}"}})
   ) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})
