@@ -263,8 +263,8 @@ def _losses(
 ) -> list[dict[DeviceKey, float]]:
     """Return the GPU time that each incident costs, by GPU.
 
-    What a GPU wastes belongs to the most severe of the incidents that it causes, in equal parts if these are several. So
-    does the time in which ranks wait for several incidents. So the costs of all incidents never exceed the waste.
+    What a GPU wastes belongs to the most severe of the incidents that it causes, in equal parts if these are several,
+    and so does the time in which ranks wait for several incidents. The costs of all incidents never exceed the waste.
     """
     caused = [dict.fromkeys(finding.device for finding in incident.causes if finding.device) for incident in found]
     of_device, of_job = _most_severe(found, caused), _most_severe(found, held_up)
@@ -312,11 +312,9 @@ def _own_waste(diagnosis: Diagnosis) -> float:
     """Return the GPU time that a GPU or instance wastes, without waiting for other ranks: all if it is lost."""
     if diagnosis.is_down and any(match.mode.name == LOST for match in diagnosis.matches):
         return 1.0
-    return (
-        diagnosis.identity.share
-        if _is_fake(diagnosis)
-        else sum(diagnosis.gpu_time.get(cause, 0.0) for cause in OWN_CAUSES)
-    )
+    if _is_fake(diagnosis):
+        return diagnosis.identity.share
+    return sum(diagnosis.gpu_time.get(cause, 0.0) for cause in OWN_CAUSES)
 
 
 def _is_fake(diagnosis: Diagnosis) -> bool:
