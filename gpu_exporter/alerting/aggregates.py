@@ -9,9 +9,13 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, SHARES, Cause
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
-from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, OWNER, Signal
 
-_OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
+_OWNER, _DEVICE, _OWNED = "cluster, namespace, workload", ", ".join(DEVICE), ", ".join((*DEVICE, *OWNER))
+# For how long a failed scrape, or a restart of Prometheus, leaves no gap in what is added up: Prometheus regards a
+# sample as the present value for as long. Means over five minutes and rates, which are known again some minutes after
+# a gap, are kept for longer.
+BRIDGED, KEPT = "5m", "10m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +63,66 @@ or
 {_INSTANCES} / on (cluster, UUID) group_left () count by (cluster, UUID) ({_INSTANCES})""",
     ("node", "gpu", "namespace", "workload"),
 )
-GPUS = _of_workload("gpus:count", "GPUs that it uses", f"sum by ({_OWNER}) ({SHARE.record})")
-# From the energy counter of the GPU; from power if the counter is not collected.
-ENERGY = _of_workload(
-    "energy:kwh_per_hour",
-    "Energy that its GPUs use in an hour",
-    f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () "
-    f"(max by (cluster, UUID) ({s.ENERGY.record}) or max by (cluster, UUID) ({s.POWER.record}))) / 1000",
+# What is added up must not depend on whether the last scrape of a GPU failed. A GPU that is gone for a few minutes and
+# then has the same owner as before had it in the meantime, too: that is only known when it is back. A GPU that stays
+# away, or is back with another owner, has no owner meanwhile.
+_LAST_SEEN = Aggregate(
+    "gpu:last_seen:timestamp",
+    "When a GPU was seen last, in the minute in which it is gone",
+    f"timestamp({SHARE.record} offset 1m) unless {SHARE.record}",
+    ("node", "gpu", "namespace", "workload"),
 )
+_UNSEEN = Aggregate(
+    "gpu:unseen:gpu_hours",
+    "Time for which a GPU that is back was gone, if it has the same owner as before: at most five minutes",
+    f"""{SHARE.record} * (
+  (time() - (timestamp({SHARE.record} offset 1m) or last_over_time({_LAST_SEEN.record}[{BRIDGED}30s])) - 60 > 30) / 3600
+)""",
+    ("node", "gpu", "namespace", "workload"),
+)
+# GPUs that do not answer, unless that says nothing about them.
+LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
+
+
+def _used(of: str) -> str:
+    """Return the shares of GPUs, or hours for which they were gone, of those that are not lost, by owner."""
+    return f"max by ({_OWNED}) ({of} unless on (cluster, UUID) {LOST})"
+
+
+def _kept(series: str) -> str:
+    """Return series of GPUs and owners, also for a while after they ended, while the GPU has this owner."""
+    return f"last_over_time({series}[{KEPT}]) and on ({_OWNED}) {SHARE.record}"
+
+
+def _gpus(of: str) -> str:
+    return f"sum by ({_OWNER}) ({of})"
+
+
+def _energy(of: str) -> str:
+    power = " or ".join(
+        f"max by (cluster, UUID) (last_over_time({each.record}[{KEPT}]))" for each in (s.ENERGY, s.POWER)
+    )
+    return f"sum by ({_OWNER}) ({_used(of)} * on (cluster, UUID) group_left () ({power})) / 1000"
+
+
+def _time(of: str) -> str:
+    held = f"last_over_time({RECORD}[{KEPT}])"
+    return f"sum by ({_OWNER}, {LABEL}) ({held} * on ({_OWNED}) group_left () {_used(of)})"
+
+
+def _wasted(of: str) -> str:
+    return f"sum by ({_OWNER}) ({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({of}))"
+
+
+GPUS = _of_workload("gpus:count", "GPUs that it uses", _gpus(SHARE.record))
+# From the energy counter of the GPU; from power if the counter is not collected.
+ENERGY = _of_workload("energy:kwh_per_hour", "Energy that its GPUs use in an hour", _energy(SHARE.record))
 ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of the energy", f"{ENERGY.record} * {{usdPerKwh}}")
 GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
 TIME = Aggregate(
     "workload:time:gpus",
     "GPUs by where their time goes: added up over an hour, GPU-hours by cause",
-    f"sum by ({_OWNER}, {LABEL}) ({RECORD} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record}))",
+    _time(SHARE.record),
     ("namespace", "workload", LABEL),
 )
 TIME_COST = Aggregate(
@@ -91,37 +141,48 @@ LOST_GPUS = Aggregate(
     f"{DEVICE_INFO} and on (cluster, UUID) {s.UP.record} == 0",
     ("node", "gpu", "UUID", "namespace", "workload"),
 )
-# GPUs that do not answer, unless that says nothing about them.
-LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
 # Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load and of a lost
 # GPU. Where SM activity is unknown, idle time counts.
 _WASTED = "|".join(cause.value for cause in SHARES if cause.is_waste)
+_FAKE = f'{bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}}'
+_NO_FAKE = _FAKE.replace("=", "!=")
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
     f"""{SHARE.record} * 0 + 1 and on (cluster, UUID) {LOST}
 or on ({_DEVICE})
-(
-  max without (class) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}} * 0 + 1)
-  or
-  sum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_WASTED}"}})
-  or
-  1 - {bottlenecks.GR.record}
-)""",
+max without (class) ({_kept(_FAKE)} unless on ({_DEVICE}) {_NO_FAKE}) * 0 + 1
+or on ({_DEVICE})
+sum without ({LABEL}) ({_kept(f'{RECORD}{{{LABEL}=~"{_WASTED}"}}')})
+or on ({_DEVICE})
+1 - ({_kept(bottlenecks.GR.record)})""",
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
-    "wasted_cost:usd_per_hour",
-    "Price of the wasted GPU time",
-    f"sum by ({_OWNER}) "
-    f"({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})) * {{usdPerGpuHour}}",
+    "wasted_cost:usd_per_hour", "Price of the wasted GPU time", f"{_wasted(SHARE.record)} * {{usdPerGpuHour}}"
 )
+# What hourly sums add for the minutes in which GPUs were gone.
+UNSEEN_GPUS = _of_workload("unseen:gpu_hours", "GPU-hours while it was gone", _gpus(_UNSEEN.record))
+UNSEEN_TIME = Aggregate(
+    "workload:unseen_time:gpu_hours",
+    "GPU-hours while it was gone, by where they went",
+    _time(_UNSEEN.record),
+    ("namespace", "workload", LABEL),
+)
+UNSEEN_COST = _of_workload(
+    "unseen_cost:usd", "Price of its GPUs while they were gone", f"{UNSEEN_GPUS.record} * {{usdPerGpuHour}}"
+)
+UNSEEN_WASTED = _of_workload(
+    "unseen_wasted_cost:usd",
+    "Price of the GPU time that was wasted while it was gone",
+    f"{_wasted(_UNSEEN.record)} * {{usdPerGpuHour}}",
+)
+UNSEEN_ENERGY = _of_workload("unseen_energy:kwh", "Energy of its GPUs while they were gone", _energy(_UNSEEN.record))
 # Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
 # well, and its ranks spend some of their time waiting.
-# All time of a fake load is its own waste.
-_FAKE = f'{bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}}'
 _PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
 WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
+# All time of a fake load is its own waste.
 WAITS = (
     f"{_PEERS} >= {LEAST_LOSS} and on ({_DEVICE}) "
     f"({WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD})) "
@@ -163,6 +224,8 @@ CLASSES = Aggregate(
 )
 COSTS = (
     SHARE,
+    _LAST_SEEN,
+    _UNSEEN,
     GPUS,
     ENERGY,
     ELECTRICITY,
@@ -172,6 +235,11 @@ COSTS = (
     CLUSTER_TIME,
     WASTED,
     WASTED_COST,
+    UNSEEN_GPUS,
+    UNSEEN_TIME,
+    UNSEEN_COST,
+    UNSEEN_WASTED,
+    UNSEEN_ENERGY,
     WAITING,
     WAITING_TIME,
     NAMESPACE_WASTED,
