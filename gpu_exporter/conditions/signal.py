@@ -136,8 +136,8 @@ class Read:
             matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
         series = f"{self.name}{{{', '.join(matchers)}}}" if matchers else self.name
         if self.rate:
-            # If a series began or ended within the window, or was reset, the next definition is used. `rate()` is too low
-            # where the first scrape of the window failed.
+            # If a series began or ended within the window, or was reset, the next definition is used. `rate()` would be
+            # too low where the first scrape of the window failed.
             before = f"{series} offset {RATE_WINDOW}"
             scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
             rate = f"({series} - {before} >= 0) / (timestamp({series}) - timestamp({before}) > 0){scale}"

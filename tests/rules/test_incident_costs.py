@@ -47,7 +47,7 @@ Series = tuple[str, Mapping[str, str], float]
 
 
 def drawn(number: int) -> Sequence[Diagnosis]:
-    """Draw GPUs of two jobs on four nodes, some of which are lost, wait for others, or have findings."""
+    """Draw GPUs of two jobs and of none on four nodes, some of which are lost, wait for others, or have findings."""
     chance = random.Random(number)
     gpus = []
     for gpu in range(GPUS):
@@ -57,7 +57,7 @@ def drawn(number: int) -> Sequence[Diagnosis]:
         modes = chance.sample(FOUND, chance.choice((0, 0, 0, 1, 2)))
         lost = chance.random() < 0.1
         modes += ["GpuLost"] if lost else ["GpuCollectiveStall"] if chance.random() < 0.1 else []
-        job = chance.choice("ab")
+        job = chance.choice(("a", "b", "a", "b", ""))
         name = chance.choice(BOTTLENECKS).name if chance.random() < 0.6 else chance.choice(("waiting", "communicating"))
         gpus.append(
             diagnosed_gpu(gpu, *modes, job=job, class_name=name, shares=shares, is_down=lost, cluster=f"c{number}")
@@ -115,7 +115,7 @@ def row(found: DiagnosedIncident) -> Mapping[str, str]:
     mode, cause = found.incident.mode, found.culprits[0]
     owner = f"{cause.identity.namespace}/{cause.identity.workload}"
     kind = {"alertname": mode.name, "severity": mode.severity.value}
-    return {"cluster": cause.device.cluster, **kind, "place": owner if is_of_job(mode) else cause.identity.node}
+    return {"cluster": cause.device.cluster, **kind, "place": owner if is_of_job(mode) and cause.identity.workload else cause.identity.node}
 
 
 class Fleets:
