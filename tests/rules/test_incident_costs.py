@@ -40,9 +40,7 @@ UNIT = 2.0**-20
 PRICE = next(price.value for price in PRICES if price.name == "usdPerGpuHour")
 KEY = ("cluster", "alertname", "severity", "place")
 # What incidents cost, and what none explains.
-ALL_WASTE = " + ".join(
-    f"sum by (cluster) ({each.record})" for each in (incidents.OPEN_COST, incidents.UNEXPLAINED_COST)
-)
+ALL_WASTE = f"sum by (cluster) ({incidents.OPEN_COST.record} or {incidents.UNEXPLAINED_COST.record})"
 Series = tuple[str, Mapping[str, str], float]
 
 
