@@ -113,7 +113,8 @@ def row(found: DiagnosedIncident) -> Mapping[str, str]:
     mode, cause = found.incident.mode, found.culprits[0]
     owner = f"{cause.identity.namespace}/{cause.identity.workload}"
     kind = {"alertname": mode.name, "severity": mode.severity.value}
-    return {"cluster": cause.device.cluster, **kind, "place": owner if is_of_job(mode) and cause.identity.workload else cause.identity.node}
+    place = owner if is_of_job(mode) and cause.identity.workload else cause.identity.node
+    return {"cluster": cause.device.cluster, **kind, "place": place}
 
 
 class Fleets:
