@@ -73,7 +73,7 @@ _LAST_SEEN = Aggregate(
     ("node", "gpu", "namespace", "workload"),
 )
 _UNSEEN = Aggregate(
-    "gpu:unseen:gpu_hours",
+    "gpu:unseen:hours",
     "Time for which a GPU that is back was gone, if it has the same owner as before: at most five minutes",
     f"""{SHARE.record} * (
   (time() - (timestamp({SHARE.record} offset 1m) or last_over_time({_LAST_SEEN.record}[{BRIDGED}30s])) - 60 > 30) / 3600
@@ -84,45 +84,26 @@ _UNSEEN = Aggregate(
 LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
 
 
-def _used(of: str) -> str:
-    """Return the shares of GPUs, or hours for which they were gone, of those that are not lost, by owner."""
-    return f"max by ({_OWNED}) ({of} unless on (cluster, UUID) {LOST})"
-
-
 def _kept(series: str) -> str:
     """Return series of GPUs and owners, also for a while after they ended, while the GPU has this owner."""
     return f"last_over_time({series}[{KEPT}]) and on ({_OWNED}) {SHARE.record}"
 
 
-def _gpus(of: str) -> str:
-    return f"sum by ({_OWNER}) ({of})"
-
-
-def _energy(of: str) -> str:
-    power = " or ".join(
-        f"max by (cluster, UUID) (last_over_time({each.record}[{KEPT}]))" for each in (s.ENERGY, s.POWER)
-    )
-    return f"sum by ({_OWNER}) ({_used(of)} * on (cluster, UUID) group_left () ({power})) / 1000"
-
-
-def _time(of: str) -> str:
-    held = f"last_over_time({RECORD}[{KEPT}])"
-    return f"sum by ({_OWNER}, {LABEL}) ({held} * on ({_OWNED}) group_left () {_used(of)})"
-
-
-def _wasted(of: str) -> str:
-    return f"sum by ({_OWNER}) ({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({of}))"
-
-
-GPUS = _of_workload("gpus:count", "GPUs that it uses", _gpus(SHARE.record))
+_WORKING = f"max by ({_OWNED}) ({SHARE.record} unless on (cluster, UUID) {LOST})"
+GPUS = _of_workload("gpus:count", "GPUs that it uses", f"sum by ({_OWNER}) ({SHARE.record})")
 # From the energy counter of the GPU; from power if the counter is not collected.
-ENERGY = _of_workload("energy:kwh_per_hour", "Energy that its GPUs use in an hour", _energy(SHARE.record))
+_POWER = " or ".join(f"max by (cluster, UUID) (last_over_time({each.record}[{KEPT}]))" for each in (s.ENERGY, s.POWER))
+ENERGY = _of_workload(
+    "energy:kwh_per_hour",
+    "Energy that its GPUs use in an hour",
+    f"sum by ({_OWNER}) ({_WORKING} * on (cluster, UUID) group_left () ({_POWER})) / 1000",
+)
 ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of the energy", f"{ENERGY.record} * {{usdPerKwh}}")
 GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
 TIME = Aggregate(
     "workload:time:gpus",
     "GPUs by where their time goes: added up over an hour, GPU-hours by cause",
-    _time(SHARE.record),
+    f"sum by ({_OWNER}, {LABEL}) (last_over_time({RECORD}[{KEPT}]) * on ({_OWNED}) group_left () {_WORKING})",
     ("namespace", "workload", LABEL),
 )
 TIME_COST = Aggregate(
@@ -159,25 +140,29 @@ or on ({_DEVICE})
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
-    "wasted_cost:usd_per_hour", "Price of the wasted GPU time", f"{_wasted(SHARE.record)} * {{usdPerGpuHour}}"
+    "wasted_cost:usd_per_hour",
+    "Price of the wasted GPU time",
+    f"sum by ({_OWNER}) "
+    f"({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})) * {{usdPerGpuHour}}",
 )
-# What hourly sums add for the minutes in which GPUs were gone.
-UNSEEN_GPUS = _of_workload("unseen:gpu_hours", "GPU-hours while it was gone", _gpus(_UNSEEN.record))
-UNSEEN_TIME = Aggregate(
-    "workload:unseen_time:gpu_hours",
-    "GPU-hours while it was gone, by where they went",
-    _time(_UNSEEN.record),
-    ("namespace", "workload", LABEL),
+# What hourly sums add once GPUs are back: as much as their workload uses now.
+_UNSEEN_HOURS = _of_workload(
+    "unseen:hours",
+    "For how long its GPUs were gone that are back, mean over all of its GPUs",
+    f"sum by ({_OWNER}) ({_UNSEEN.record}) / {GPUS.record}",
 )
-UNSEEN_COST = _of_workload(
-    "unseen_cost:usd", "Price of its GPUs while they were gone", f"{UNSEEN_GPUS.record} * {{usdPerGpuHour}}"
-)
-UNSEEN_WASTED = _of_workload(
-    "unseen_wasted_cost:usd",
-    "Price of the GPU time that was wasted while it was gone",
-    f"{_wasted(_UNSEEN.record)} * {{usdPerGpuHour}}",
-)
-UNSEEN_ENERGY = _of_workload("unseen_energy:kwh", "Energy of its GPUs while they were gone", _energy(_UNSEEN.record))
+
+
+def _unseen(name: str, help: str, of: Aggregate) -> Aggregate:
+    expression = f"{of.record} * on ({_OWNER}) group_left () {_UNSEEN_HOURS.record}"
+    return Aggregate(f"workload:unseen_{name}", help, expression, of.by)
+
+
+UNSEEN_GPUS = _unseen("gpus:hours", "GPU-hours while its GPUs were gone", GPUS)
+UNSEEN_TIME = _unseen("time:hours", "GPU-hours while its GPUs were gone, by where they went", TIME)
+UNSEEN_COST = _unseen("cost:usd", "Price of its GPUs while they were gone", GPU_COST)
+UNSEEN_WASTED = _unseen("wasted_cost:usd", "Price of the GPU time wasted while its GPUs were gone", WASTED_COST)
+UNSEEN_ENERGY = _unseen("energy:kwh", "Energy of its GPUs while they were gone", ENERGY)
 # Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
 # well, and its ranks spend some of their time waiting.
 _PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
@@ -235,6 +220,7 @@ COSTS = (
     CLUSTER_TIME,
     WASTED,
     WASTED_COST,
+    _UNSEEN_HOURS,
     UNSEEN_GPUS,
     UNSEEN_TIME,
     UNSEEN_COST,
