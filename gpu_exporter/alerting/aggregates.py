@@ -72,12 +72,11 @@ _LAST_SEEN = Aggregate(
     f"timestamp({SHARE.record} offset 1m) unless {SHARE.record}",
     ("node", "gpu", "namespace", "workload"),
 )
+_LAST = f"(timestamp({SHARE.record} offset 1m) or last_over_time({_LAST_SEEN.record}[{BRIDGED}30s]))"
 _UNSEEN = Aggregate(
     "gpu:unseen:hours",
     "Time for which a GPU that is back was gone, if it has the same owner as before: at most five minutes",
-    f"""{SHARE.record} * (
-  (time() - (timestamp({SHARE.record} offset 1m) or last_over_time({_LAST_SEEN.record}[{BRIDGED}30s])) - 60 > 30) / 3600
-)""",
+    f"{SHARE.record} * (timestamp({SHARE.record}) - {_LAST} - 60 > 30) / 3600",
     ("node", "gpu", "namespace", "workload"),
 )
 # GPUs that do not answer, unless that says nothing about them.
