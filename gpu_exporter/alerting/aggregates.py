@@ -148,7 +148,7 @@ WASTED_COST = _of_workload(
 _UNSEEN_HOURS = _of_workload(
     "unseen:hours",
     "For how long its GPUs were gone that are back, mean over all of its GPUs",
-    f"sum by ({_OWNER}) ({_UNSEEN.record}) / {GPUS.record}",
+    f"sum by ({_OWNER}) ({_UNSEEN.record}) / on ({_OWNER}) {GPUS.record}",
 )
 
 
