@@ -69,10 +69,10 @@ or
 _LAST_SEEN = Aggregate(
     "gpu:last_seen:timestamp",
     "When a GPU was seen last, in the minute in which it is gone",
-    f"timestamp({SHARE.record} offset 1m) unless {SHARE.record}",
+    f"timestamp({SHARE.record} offset 1m) unless on ({_DEVICE}) {SHARE.record}",
     ("node", "gpu", "namespace", "workload"),
 )
-_LAST = f"(timestamp({SHARE.record} offset 1m) or last_over_time({_LAST_SEEN.record}[{BRIDGED}30s]))"
+_LAST = f"(timestamp({SHARE.record} offset 1m) or on ({_DEVICE}) last_over_time({_LAST_SEEN.record}[{BRIDGED}30s]))"
 _UNSEEN = Aggregate(
     "gpu:unseen:hours",
     "Time for which a GPU that is back was gone, if it has the same owner as before: at most five minutes",

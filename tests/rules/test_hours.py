@@ -28,6 +28,11 @@ def busy(length: float, owner: str = "a", fault: str = "") -> Stretch:
     return replace(minutes(length, LOAD, fault), owner={**rank("train"), "namespace": owner})
 
 
+def nobodys(length: float) -> Stretch:
+    """Return some minutes of a GPU that has no owner."""
+    return replace(minutes(length, LOAD), owner={})
+
+
 def gap(length: float, fault: str = "down") -> Stretch:
     """Return some minutes in which nothing is scraped."""
     return minutes(length, LOAD, fault)
@@ -70,6 +75,7 @@ def stories() -> Sequence[Case]:
         case("three", first, gap(2.5), busy(rest - 2.5), hours=1.0),
         case("five", first, gap(4.5), busy(rest - 4.5), hours=1.0),
         case("several", *(each for _ in range(9) for each in (busy(6), gap(4))), hours=1.0),
+        case("restarted", *(each for _ in range(9) for each in (busy(6), nobodys(4))), hours=36 / 60),
         case("long", first, gap(20), busy(rest - 20), hours=40 / 60),
         case("other", first, gap(3), busy(rest - 3, "b"), hours=20 / 60),
         case("removed", first, later, hours=20 / 60),
