@@ -221,7 +221,7 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
         f"What is wrong, by {'' if by_cost else 'severity, then '}cost, then start. *GPUs*, *nodes*: how many it hits: "
         "those that cause it, and those that wait for them. *cost/h*: all that the first waste, and the time in which "
         f"the others wait. It is a rate over the last {WINDOW / 60:.0f} minutes, not a sum since the start, and "
-        f"{i.COST_INCLUDES}. GPUs may wait for several incidents, so do not add rows of one job. *symptoms*: how many "
+        f"{i.COST_INCLUDES}. No GPU time counts in two rows. *symptoms*: how many "
         "other alerts it explains. " + ACTIVE_SINCE.format(what="root cause"),
         "empty, while all GPUs are monitored: without data no alert can fire.",
         f"{first} incidents come first; the name opens the runbook, which says what to do.",

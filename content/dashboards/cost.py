@@ -170,20 +170,23 @@ def _cost_by_cause() -> object:
 def _time() -> list[object]:
     by_cause = f"sum by ({LABEL}) ({q.selected(BOARD, a.TIME)})"
     # The rule records it once a minute.
-    hours = f"sum by ({LABEL}) (sum_over_time({q.selected(BOARD, a.TIME)}[$__range])) / 60"
+    seen = f"sum by ({LABEL}) (sum_over_time({q.selected(BOARD, a.TIME)}[$__range])) / 60"
+    unseen = f"sum by ({LABEL}) (sum_over_time({q.selected(BOARD, a.UNSEEN_TIME)}[$__range]))"
+    hours = f"({seen} + {unseen} or {seen})"
     return [
         time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=12, height=9),
         table(
             "GPU hours in the time range",
             About(
-                "GPU hours of the whole time range, by what they were spent on; hours without data do not count.",
+                "GPU hours of the whole time range, by what they were spent on. What cannot be known is "
+                "missing: gaps of more than five minutes, and the first minutes of a job.",
                 "most of them useful.",
                 "the largest loss is worth the most work: docs/diagnose.md explains the causes.",
             ),
             [
                 Query(hours, "", "none", "GPU hours"),
-                Query(f"({hours}) / scalar(sum({hours}))", "", "percentunit", "share"),
-                Query(f"({hours}) * scalar({_PRICE})", "", "currencyUSD", "cost"),
+                Query(f"{hours} / scalar(sum({hours}))", "", "percentunit", "share"),
+                Query(f"{hours} * scalar({_PRICE})", "", "currencyUSD", "cost"),
             ],
             Columns(
                 (LABEL,),

@@ -238,7 +238,7 @@ def wasted(board: Board, about: str, *, width: int = 4, height: int = TILE) -> A
         "Wasted per hour",
         About(
             f"{about} *{NO_INCIDENT}*: the part that no incident in the table explains, such as the gaps between the "
-            "kernels of a program. The costs of incidents add up to the rest, unless ranks wait for several of them.",
+            "kernels of a program. The costs of incidents add up to the rest.",
             "a small share of the cost of all GPUs.",
             "the table of incidents says what to do about the largest; the bottleneck of each GPU shows the rest.",
         ),

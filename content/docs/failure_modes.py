@@ -142,7 +142,16 @@ COST_WORDS = """
 - **Waste** is the [time that is lost](diagnose.md#where-did-the-time-go), except for SMs that are empty while a kernel
   runs, and all the time of a fake load. Without SM activity, it is the time in which the engine is idle. A GPU that is
   occupied but idle uses almost no electricity: look at the price of the GPU.
-- GPUs without a workload are in the series without a workload label: idle capacity.
+- **Without a label**: GPUs without a workload are in the series without a workload label: idle capacity. So are GPUs
+  that several pods share by time-slicing or MPS, because none of them is the owner, and a lost GPU in MIG mode, whose
+  instances are not listed any more. A MIG instance counts as its share of the GPU: by compute slices, or in equal
+  parts if these are unknown.
+- **A lost GPU** costs its price as before, and all of it is waste, as long as its exporter answers. It has no shares of
+  its time and no energy.
+- **A new price** holds from then on: what was recorded before keeps the old one, in hourly sums, too. Only *GPU hours
+  in the time range* on *GPU / Cost* computes the whole range with the present price. There is one price for all GPUs.
+- **A failed scrape** leaves no gap in hourly sums, see [scale.md](scale.md#how-do-i-report-a-year-by-team). Rates
+  (`…_per_hour`) are those of GPUs that are scraped now.
 - Time in which a rank waits for others is waste of that rank. Alerts (GpuStragglerStarved, GpuStragglerSlow,
   GpuCollectiveStall) name the straggler.
 

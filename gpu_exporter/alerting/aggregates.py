@@ -9,9 +9,13 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, SHARES, Cause
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
-from gpu_exporter.conditions.signal import DEVICE_INFO, DEVICE_KEY, IDENTITY_INFO, Signal
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, DEVICE_KEY, IDENTITY_INFO, OWNER, Signal
 
-_OWNER = "cluster, namespace, workload"
+_OWNER, _OWNED = "cluster, namespace, workload", ", ".join((*DEVICE, *OWNER))
+# For how long a failed scrape, or a restart of Prometheus, leaves no gap in what is added up: Prometheus regards a
+# sample as the present value for as long. Means over five minutes and rates, which are known again some minutes after
+# a gap, are kept for longer.
+BRIDGED, KEPT = "5m", "10m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +63,46 @@ or
 {_INSTANCES} / on (cluster, UUID) group_left () count by (cluster, UUID) ({_INSTANCES})""",
     ("node", "gpu", "namespace", "workload"),
 )
+# What is added up must not depend on whether the last scrape of a GPU failed. A GPU that is gone for a few minutes and
+# then has the same owner as before had it in the meantime, too: that is only known when it is back. A GPU that stays
+# away, or is back with another owner, has no owner meanwhile.
+_LAST_SEEN = Aggregate(
+    "gpu:last_seen:timestamp",
+    "When a GPU was seen last, in the minute in which it is gone",
+    f"timestamp({SHARE.record} offset 1m) unless on ({DEVICE_KEY}) {SHARE.record}",
+    ("node", "gpu", "namespace", "workload"),
+)
+_LAST = f"(timestamp({SHARE.record} offset 1m) or on ({DEVICE_KEY}) last_over_time({_LAST_SEEN.record}[{BRIDGED}30s]))"
+_UNSEEN = Aggregate(
+    "gpu:unseen:hours",
+    "Time for which a GPU that is back was gone, if it has the same owner as before: at most five minutes",
+    f"{SHARE.record} * (timestamp({SHARE.record}) - {_LAST} - 60 > 30) / 3600",
+    ("node", "gpu", "namespace", "workload"),
+)
+# GPUs that do not answer, unless that says nothing about them.
+LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
+
+
+def _kept(series: str) -> str:
+    """Return series of GPUs and owners, also for a while after they ended, while the GPU has this owner."""
+    return f"last_over_time({series}[{KEPT}]) and on ({_OWNED}) {SHARE.record}"
+
+
+_WORKING = f"max by ({_OWNED}) ({SHARE.record} unless on (cluster, UUID) {LOST})"
 GPUS = _of_workload("gpus:count", "GPUs that it uses", f"sum by ({_OWNER}) ({SHARE.record})")
 # From the energy counter of the GPU; from power if the counter is not collected.
+_POWER = " or ".join(f"max by (cluster, UUID) (last_over_time({each.record}[{KEPT}]))" for each in (s.ENERGY, s.POWER))
 ENERGY = _of_workload(
     "energy:kwh_per_hour",
     "Energy that its GPUs use in an hour",
-    f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () "
-    f"(max by (cluster, UUID) ({s.ENERGY.record}) or max by (cluster, UUID) ({s.POWER.record}))) / 1000",
+    f"sum by ({_OWNER}) ({_WORKING} * on (cluster, UUID) group_left () ({_POWER})) / 1000",
 )
 ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of the energy", f"{ENERGY.record} * {{usdPerKwh}}")
 GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
 TIME = Aggregate(
     "workload:time:gpus",
     "GPUs by where their time goes: added up over an hour, GPU-hours by cause",
-    f"sum by ({_OWNER}, {LABEL}) ({RECORD} * on ({DEVICE_KEY}) group_left () max by ({DEVICE_KEY}) ({SHARE.record}))",
+    f"sum by ({_OWNER}, {LABEL}) (last_over_time({RECORD}[{KEPT}]) * on ({_OWNED}) group_left () {_WORKING})",
     ("namespace", "workload", LABEL),
 )
 TIME_COST = Aggregate(
@@ -91,23 +121,21 @@ LOST_GPUS = Aggregate(
     f"{DEVICE_INFO} and on (cluster, UUID) {s.UP.record} == 0",
     ("node", "gpu", "UUID", "namespace", "workload"),
 )
-# GPUs that do not answer, unless that says nothing about them.
-LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
 # Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load and of a lost
 # GPU. Where SM activity is unknown, idle time counts.
 _WASTED = "|".join(cause.value for cause in SHARES if cause.is_waste)
+_FAKE = f'{bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}}'
+_NO_FAKE = _FAKE.replace("=", "!=")
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
     f"""{SHARE.record} * 0 + 1 and on (cluster, UUID) {LOST}
 or on ({DEVICE_KEY})
-(
-  max without (class) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}} * 0 + 1)
-  or
-  sum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_WASTED}"}})
-  or
-  1 - {bottlenecks.GR.record}
-)""",
+max without (class) ({_kept(_FAKE)} unless on ({DEVICE_KEY}) {_NO_FAKE}) * 0 + 1
+or on ({DEVICE_KEY})
+sum without ({LABEL}) ({_kept(f'{RECORD}{{{LABEL}=~"{_WASTED}"}}')})
+or on ({DEVICE_KEY})
+1 - ({_kept(bottlenecks.GR.record)})""",
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
@@ -116,13 +144,33 @@ WASTED_COST = _of_workload(
     f"sum by ({_OWNER}) "
     f"({WASTED.record} * on ({DEVICE_KEY}) group_left () max by ({DEVICE_KEY}) ({SHARE.record})) * {{usdPerGpuHour}}",
 )
+# What hourly sums add once GPUs are back: as much as their workload uses now.
+_UNSEEN_HOURS = _of_workload(
+    "unseen:hours",
+    "For how long its GPUs were gone that are back, mean over all of its GPUs",
+    f"sum by ({_OWNER}) ({_UNSEEN.record}) / on ({_OWNER}) {GPUS.record}",
+)
+
+
+def _unseen(name: str, help: str, of: Aggregate) -> Aggregate:
+    expression = f"{of.record} * on ({_OWNER}) group_left () {_UNSEEN_HOURS.record}"
+    return Aggregate(f"workload:unseen_{name}", help, expression, of.by)
+
+
+UNSEEN_GPUS = _unseen("gpus:hours", "GPU-hours while its GPUs were gone", GPUS)
+UNSEEN_TIME = _unseen("time:hours", "GPU-hours while its GPUs were gone, by where they went", TIME)
+UNSEEN_COST = _unseen("cost:usd", "Price of its GPUs while they were gone", GPU_COST)
+UNSEEN_WASTED = _unseen("wasted_cost:usd", "Price of the GPU time wasted while its GPUs were gone", WASTED_COST)
+UNSEEN_ENERGY = _unseen("energy:kwh", "Energy of its GPUs while they were gone", ENERGY)
 # Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
 # well, and its ranks spend some of their time waiting.
 _PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
 WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
+# All time of a fake load is its own waste.
 WAITS = (
     f"{_PEERS} >= {LEAST_LOSS} and on ({DEVICE_KEY}) "
-    f"({WAITING_CLASS} or on ({DEVICE_KEY}) {_PEERS} >= on ({DEVICE_KEY}) max by ({DEVICE_KEY}) ({RECORD}))"
+    f"({WAITING_CLASS} or on ({DEVICE_KEY}) {_PEERS} >= on ({DEVICE_KEY}) max by ({DEVICE_KEY}) ({RECORD})) "
+    f"unless on ({DEVICE_KEY}) {_FAKE}"
 )
 _ON_NODE = "cluster, node, namespace, workload"
 WAITING = Aggregate(
@@ -142,7 +190,7 @@ OWN_WASTE = f"""(
   group by ({DEVICE_KEY}) {LOST}
   or on ({DEVICE_KEY})
   (
-    group by ({DEVICE_KEY}) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}})
+    group by ({DEVICE_KEY}) ({_FAKE})
     or
     sum by ({DEVICE_KEY}) ({RECORD}{{{LABEL}=~"{"|".join(cause.value for cause in OWN_CAUSES)}"}})
   ) * on ({DEVICE_KEY}) group_left () max by ({DEVICE_KEY}) ({SHARE.record})
@@ -160,6 +208,8 @@ CLASSES = Aggregate(
 )
 COSTS = (
     SHARE,
+    _LAST_SEEN,
+    _UNSEEN,
     GPUS,
     ENERGY,
     ELECTRICITY,
@@ -169,6 +219,12 @@ COSTS = (
     CLUSTER_TIME,
     WASTED,
     WASTED_COST,
+    _UNSEEN_HOURS,
+    UNSEEN_GPUS,
+    UNSEEN_TIME,
+    UNSEEN_COST,
+    UNSEEN_WASTED,
+    UNSEEN_ENERGY,
     WAITING,
     WAITING_TIME,
     NAMESPACE_WASTED,

@@ -27,7 +27,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS, network
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULT_KEY, FAULTS, XID
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_KEY
 
@@ -192,14 +192,28 @@ def _holding(more: str = "") -> str:
 
 
 _OF_LINKS = _of_jobs(mode for mode in MODES if mode.name in LINKS)
-HOLDERS = Aggregate(
-    "incident:holder:alerts",
-    "Causes of incidents for which waiting ranks of the same job wait",
+_MAY_HOLD = Aggregate(
+    "incident:possible_holder:alerts",
+    "Causes of incidents for which waiting ranks of the same job may wait",
     f"""{_holding()}
 or
 ({_OF_LINKS} unless on ({_JOB}) (
 {indent(_holding(', severity!="info"'), "  ")}
 ))""",
+    (*_LABELS, "place"),
+)
+
+
+def _most_severe(claims: str, on: str) -> str:
+    """Return the claims of incidents, by `severity`, without those of less severe incidents to the same."""
+    levels = [f'{claims}{{severity="{severity.value}"}}' for severity in Severity]
+    return f"\nor on ({on})\n".join(levels)
+
+
+HOLDERS = Aggregate(
+    "incident:holder:alerts",
+    "Causes of incidents for which waiting ranks of the same job wait: of several, the most severe",
+    _most_severe(_MAY_HOLD.record, _JOB),
     (*_LABELS, "place"),
 )
 HELD = Aggregate(
@@ -262,7 +276,38 @@ OPEN_NODES = Aggregate(
 )
 _OWNED = f"group by ({DEVICE_KEY}, {_OWNER}) ({SHARE.record})"
 _OWN_OF_DEVICE = f"{OWN_WASTE} * on ({DEVICE_KEY}) group_left ({_OWNER}) {_OWNED}"
-_OWN_OF_JOB = f"sum by ({_JOB}) ({_OWN_OF_DEVICE})"
+
+
+def _claims() -> Iterator[str]:
+    """Yield how many incidents of each severity a GPU causes: by itself, and as one of a job that causes them."""
+    yield f"count by ({DEVICE_KEY}, severity) ({_CULPRIT_GPUS})"
+    for severity in Severity:
+        of_job = _OF_WHOLE.replace("{", f'{{severity="{severity.value}", ', 1)
+        claims = f"{_OWNED} * on ({_JOB}) group_left () count by ({_JOB}) ({of_job})"
+        yield f'label_replace({claims}, "severity", "{severity.value}", "", "")'
+
+
+_CLAIMS = Aggregate(
+    "incident:gpu_claims:count",
+    "Incidents that a GPU causes, by their severity",
+    f"sum by ({DEVICE_KEY}, severity) (\n"
+    + indent(_any(f'label_replace({each}, "part", "{part}", "", "")' for part, each in enumerate(_claims())), "  ")
+    + "\n)",
+    ("UUID", "severity"),
+)
+_OF_SEVERITY = "cluster, namespace, workload, severity"
+_PORTION = Aggregate(
+    "incident:gpu_portion:gpus",
+    "What a GPU wastes by itself, for each of the most severe incidents that it causes",
+    f"""({_OWN_OF_DEVICE}) / on ({DEVICE_KEY}) group_left (severity)
+(
+{indent(_most_severe(_CLAIMS.record, DEVICE_KEY), "  ")}
+)""",
+    ("UUID", "namespace", "workload", "severity"),
+)
+_WAITING_PORTION = f"""sum by ({_JOB}) ({WAITING_TIME.record})
+  / on ({_JOB})
+  count by ({_JOB}) ({_HELD_BY})"""
 # What a cost is, as all texts about it say it; so is that of `diagnosis/`.
 COST_INCLUDES = "includes what these GPUs already wasted before the incident began, such as the gaps between kernels"
 OPEN_COST = Aggregate(
@@ -272,26 +317,21 @@ OPEN_COST = Aggregate(
     _of_open(
         "("
         + _total(
-            f"max by ({KEY}) ({_of_job(_OWN_OF_JOB, _OF_WHOLE)})\nor\n"
-            f"sum by ({KEY}) ({_CULPRIT_GPUS} * on ({DEVICE_KEY}) group_left () {OWN_WASTE})",
-            f"sum by ({KEY}) ({_of_job(f'sum by ({_JOB}) ({WAITING_TIME.record})')})",
+            f"sum by ({KEY}) ({_CULPRIT_GPUS} * on ({DEVICE_KEY}, severity) group_left () {_PORTION.record})",
+            f"sum by ({KEY}) ({_OF_WHOLE} * on ({_OF_SEVERITY}) group_left () "
+            f"sum by ({_OF_SEVERITY}) ({_PORTION.record}))",
+            f"sum by ({KEY}) ({_of_job(f'({_WAITING_PORTION})')})",
         )
         + ") * {usdPerGpuHour}"
     )
     + f"\nor\n0 * {OPEN.record}",
     _ROW,
 )
-
-_IN_INCIDENTS = f"""(
-  {_OWN_OF_DEVICE} and on ({DEVICE_KEY}) {_OF_GPUS}
-  or
-  {_OWN_OF_DEVICE} and on ({_JOB}) {_OF_WHOLE}
-)"""
 UNEXPLAINED_COST = Aggregate(
     "workload:unexplained_cost:usd_per_hour",
     "Price of the wasted GPU time that no incident explains",
     f"""clamp_min({WASTED_COST.record} - on ({_JOB}) sum by ({_JOB}) (
-  label_replace({_IN_INCIDENTS}, "part", "own", "", "")
+  label_replace({_OWN_OF_DEVICE} and on ({DEVICE_KEY}) {_CLAIMS.record}, "part", "own", "", "")
   or
   label_replace(sum by ({_JOB}) ({WAITING_TIME.record} and on ({_JOB}) {HOLDERS.record}), "part", "waiting", "", "")
 ) * {{usdPerGpuHour}}, 0)
@@ -437,4 +477,4 @@ INCIDENTS = (
     NAMES,
 )
 # Whom they hit, which needs the shares of the time of all GPUs.
-COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST, UNEXPLAINED_COST)
+COSTS = (_MAY_HOLD, HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, _CLAIMS, _PORTION, OPEN_COST, UNEXPLAINED_COST)

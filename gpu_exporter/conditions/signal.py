@@ -137,11 +137,12 @@ class Read:
             matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
         series = f"{self.name}{{{', '.join(matchers)}}}" if matchers else self.name
         if self.rate:
-            # If a series began or ended within the window, its rate would be too low: the next definition is used.
+            # If a series began or ended within the window, or was reset, the next definition is used. `rate()` would be
+            # too low where the first scrape of the window failed.
+            before = f"{series} offset {RATE_WINDOW}"
             scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
-            rate = f"rate({series}[{RATE_WINDOW}]){scale}"
-            bounded = rate if self.most is None else f"clamp_max({rate}, {self.most:g})"
-            return f"{bounded} and {series} and {series} offset {RATE_WINDOW}"
+            rate = f"({series} - {before} >= 0) / (timestamp({series}) - timestamp({before}) > 0){scale}"
+            return rate if self.most is None else f"clamp_max({rate}, {self.most:g})"
         if self.bit is not None:
             return f"floor({series} / {2**self.bit}) % 2"
         if self.codes:

@@ -67,6 +67,7 @@ TITLES: Mapping[str, str] = {
     "nic_retransmits": "rate of retransmitted packets",
     "job_pause": "time in an evaluation, a checkpoint or a compilation",
     "job_data": "time in the data loader",
+    "job_waiting": "time waiting for other ranks",
     "job_self_excess": "self time above that of the other ranks",
     "job_self_margin": "difference that is usual between ranks",
     "job_pause_wait": "wait for pauses of other ranks",

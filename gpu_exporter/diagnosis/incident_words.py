@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.catalogue.faults import DOWN
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import repair, summary
-from gpu_exporter.diagnosis.incidents import LOST, DiagnosedIncident, lost_gpus
+from gpu_exporter.diagnosis.incidents import LOST, DiagnosedIncident
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import uuid_of
 from gpu_exporter.diagnosis.words import cost, explaining, hit_words, names_of, places
@@ -31,12 +31,12 @@ def as_dicts(found: Iterable[DiagnosedIncident], price: float | None = None) -> 
 
 
 def total_cost(found: Iterable[DiagnosedIncident], price: float | None = None) -> dict[str, float]:
-    """Return for JSON what the incidents that need attention cost per hour together; each GPU counts once."""
+    """Return for JSON what the incidents that need attention cost per hour together."""
     return _cost([each for each in found if each.incident.severity is not Severity.INFO], price)
 
 
 def _cost(found: Iterable[DiagnosedIncident], price: float | None) -> dict[str, float]:
-    lost = lost_gpus(found)
+    lost = sum(each.lost_gpus for each in found)
     in_money = {"lost_usd_per_hour": round(lost * price, 2)} if price is not None else {}
     return {"lost_gpu_hours_per_hour": round(lost, 2), **in_money}
 

@@ -7,8 +7,9 @@ modes declare (`catalogue/failure_modes/relation.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gpu_exporter.catalogue.bottlenecks import FAKE_LOAD
 from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, Cause
@@ -25,6 +26,7 @@ LOST = "GpuLost"
 Since = Mapping[tuple[DeviceKey, str], float]
 # Cluster, namespace and workload.
 Job = tuple[str, str, str]
+_Claimed = TypeVar("_Claimed", bound=Hashable)
 # What explains each mode, and in which place.
 _CAUSES = {
     mode.name: tuple((cause, place) for cause, effects in EFFECTS.items() for place in effects.get(mode.name, ()))
@@ -136,8 +138,8 @@ def _explaining(finding: PlacedMode, at: _Index) -> Iterator[PlacedMode]:
 class DiagnosedIncident:
     """An incident with the GPUs that cause it, and the others that it hits: its effects, and ranks that wait for it.
 
-    `losses` is the GPU time that each of these loses by it: at most 1, of an instance its share of the GPU. `since` is
-    when it began, in Unix seconds; None if that is unknown.
+    `losses` is the GPU time that each of these loses by it: at most 1, of an instance its share of the GPU, and 0 if it
+    counts for more severe incidents. `since` is when it began, in Unix seconds; None if that is unknown.
     """
 
     incident: Incident
@@ -148,17 +150,8 @@ class DiagnosedIncident:
 
     @property
     def lost_gpus(self) -> float:
-        """Return how many GPU-hours these GPUs lose per hour."""
-        return lost_gpus([self])
-
-
-def lost_gpus(found: Iterable[DiagnosedIncident]) -> float:
-    """Return how many GPU-hours the GPUs of incidents lose per hour: a GPU that is in several counts once."""
-    losses: dict[DeviceKey, float] = defaultdict(float)
-    for each in found:
-        for device, share in each.losses.items():
-            losses[device] = max(losses[device], share)
-    return sum(losses.values())
+        """Return how many GPU-hours these GPUs lose per hour: no time counts for two incidents."""
+        return sum(self.losses.values())
 
 
 def of_diagnoses(diagnoses: Iterable[Diagnosis], since: Since | None = None) -> tuple[DiagnosedIncident, ...]:
@@ -170,14 +163,16 @@ def of_diagnoses(diagnoses: Iterable[Diagnosis], since: Since | None = None) -> 
         device = diagnosis.device
         by_device[device] = diagnosis
         findings += _findings(diagnosis)
-        if diagnosis.identity.workload and diagnosis.waits and diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS:
+        waits = diagnosis.waits and diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS and not _is_fake(diagnosis)
+        if diagnosis.identity.workload and waits:
             waiting[_job(diagnosis)].append(device)
     found = incidents(findings)
     blamed = [_culprits(incident, by_device) for incident in found]
     stalled = {_job(by_device[each.device]) for each in findings if each.device and each.mode.name in STALLS}
     held_up = _held_up(found, blamed, stalled)
     diagnosed = (
-        _diagnosed(*each, by_device, waiting, since or {}) for each in zip(found, blamed, held_up, strict=True)
+        _diagnosed(*each, by_device, waiting, since or {})
+        for each in zip(found, blamed, held_up, _losses(found, held_up, by_device, waiting), strict=True)
     )
     return tuple(sorted(diagnosed, key=urgency))
 
@@ -227,7 +222,8 @@ def _held_up(
     """Return the jobs whose waiting ranks wait for each incident.
 
     A GPU that waits for others itself holds up nobody, unless its link is slow: then all ranks wait for that one,
-    provided that nothing else holds up their job. What stops a job holds up only one of those that stand still.
+    provided that nothing else holds up their job. What stops a job holds up only one of those that stand still. Of
+    several incidents, the ranks wait for the most severe: for each of them, if these are several.
     """
     jobs: list[set[Job]] = [set() for _ in found]
     taken: set[Job] = set()
@@ -241,28 +237,65 @@ def _held_up(
     for place, (incident, culprits) in enumerate(zip(found, blamed, strict=True)):
         if incident.mode.name in LINKS:
             jobs[place] = {_job(each) for each in culprits if each.identity.workload} - taken
-    return jobs
+    places = _most_severe(found, jobs)
+    return [{job for job in those if place in places[job]} for place, those in enumerate(jobs)]
+
+
+def _most_severe(found: Sequence[Incident], claims: Iterable[Iterable[_Claimed]]) -> Mapping[_Claimed, Sequence[int]]:
+    """Return, for each GPU or job that incidents claim, the places of the most severe of these incidents."""
+    places: dict[_Claimed, list[int]] = defaultdict(list)
+    for place, claimed in enumerate(claims):
+        for each in claimed:
+            places[each].append(place)
+    urgencies = [incident.mode.severity.place for incident in found]
+    return {
+        each: [place for place in of if urgencies[place] == min(urgencies[other] for other in of)]
+        for each, of in places.items()
+    }
+
+
+def _losses(
+    found: Sequence[Incident],
+    held_up: Sequence[Collection[Job]],
+    by_device: Mapping[DeviceKey, Diagnosis],
+    waiting: Mapping[Job, Sequence[DeviceKey]],
+) -> list[dict[DeviceKey, float]]:
+    """Return the GPU time that each incident costs, by GPU.
+
+    What a GPU wastes belongs to the most severe of the incidents that it causes, in equal parts if these are several,
+    and so does the time in which ranks wait for several incidents. The costs of all incidents never exceed the waste.
+    """
+    caused = [dict.fromkeys(finding.device for finding in incident.causes if finding.device) for incident in found]
+    of_device, of_job = _most_severe(found, caused), _most_severe(found, held_up)
+    losses = [dict.fromkeys(devices, 0.0) for devices in caused]
+    for device, places in of_device.items():
+        for place in places:
+            losses[place][device] = _own_waste(by_device[device]) / len(places)
+    for job, places in of_job.items():
+        for place in places:
+            for device in waiting.get(job, ()):
+                time = by_device[device].gpu_time[Cause.PEERS] / len(places)
+                losses[place][device] = losses[place].get(device, 0.0) + time
+    return losses
 
 
 def _diagnosed(
     incident: Incident,
     culprits: Sequence[Diagnosis],
     held_up: Collection[Job],
+    losses: Mapping[DeviceKey, float],
     by_device: Mapping[DeviceKey, Diagnosis],
     waiting: Mapping[Job, Sequence[DeviceKey]],
     since: Since,
 ) -> DiagnosedIncident:
-    """Return an incident with its GPUs, and what they lose. A rank is hit only by what it waits for."""
+    """Return an incident with its GPUs. A rank is hit only by what it waits for."""
     causes = [finding.device for finding in incident.causes if finding.device]
     hit = [*causes]
     for effect in incident.effects:
         if effect.device and (effect.mode.cause is not Cause.PEERS or _job(by_device[effect.device]) in held_up):
             hit.append(effect.device)
-    losses = {device: _own_waste(by_device[device]) for device in dict.fromkeys(causes)}
     for job in held_up:
         hit += waiting.get(job, ())
-        for device in waiting.get(job, ()):
-            losses[device] = losses.get(device, 0.0) + by_device[device].gpu_time[Cause.PEERS]
     others = dict.fromkeys(hit).keys() - {diagnosis.device for diagnosis in culprits}
     began = [since[key] for diagnosis in culprits if (key := (diagnosis.device, incident.mode.name)) in since]
     return DiagnosedIncident(
@@ -278,8 +311,14 @@ def _own_waste(diagnosis: Diagnosis) -> float:
     """Return the GPU time that a GPU or instance wastes, without waiting for other ranks: all if it is lost."""
     if diagnosis.is_down and any(match.mode.name == LOST for match in diagnosis.matches):
         return 1.0
-    is_fake = diagnosis.bottleneck is not None and diagnosis.bottleneck.name == FAKE_LOAD
-    return diagnosis.identity.share if is_fake else sum(diagnosis.gpu_time.get(cause, 0.0) for cause in OWN_CAUSES)
+    if _is_fake(diagnosis):
+        return diagnosis.identity.share
+    return sum(diagnosis.gpu_time.get(cause, 0.0) for cause in OWN_CAUSES)
+
+
+def _is_fake(diagnosis: Diagnosis) -> bool:
+    """Return whether a GPU only seems to work: then all of its time is its own waste, also that of waiting."""
+    return diagnosis.bottleneck is not None and diagnosis.bottleneck.name == FAKE_LOAD
 
 
 def _waits(diagnosis: Diagnosis) -> bool:

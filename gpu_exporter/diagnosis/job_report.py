@@ -8,7 +8,7 @@ from typing import Any
 from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.diagnosis.job_history import MODE, PastJob, RankTotals
 from gpu_exporter.diagnosis.kept_records import KeptIncident
-from gpu_exporter.diagnosis.words import explaining, hit_words, places
+from gpu_exporter.diagnosis.words import cost_so_far, explaining, hit_words, places
 from gpu_exporter.reports.html_document import page_foot, page_head, safe_text, table, verdict
 from gpu_exporter.reports.numbers import duration, gpu_hours, moment, percent
 
@@ -145,7 +145,7 @@ def _facts(incident: KeptIncident, price: float | None) -> Iterator[str]:
     yield f"{explaining(incident.cause, incident.explains)}; culprit: {_places(incident.culprits)}"
     if incident.hit:
         yield hit_words(_places(incident.hit))
-    yield f"cost {gpu_hours(incident.lost_gpu_hours, price)}"
+    yield cost_so_far(incident.lost_gpu_hours, price, has_ended=incident.end is not None)
 
 
 def _advice(incident: KeptIncident) -> str:

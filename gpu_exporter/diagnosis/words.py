@@ -158,3 +158,8 @@ def hit_words(gpus: str) -> str:
 def cost(lost_gpus: float, price: float | None = None) -> str:
     """Return what an incident costs while it lasts; empty if that is not worth a line. `price` is of a GPU-hour."""
     return f"costs {gpu_hours(lost_gpus, price)} an hour" if lost_gpus >= LEAST_LOSS else ""
+
+
+def cost_so_far(hours: float, price: float | None = None, *, has_ended: bool) -> str:
+    """Return what an incident has cost since it began, in words that nobody takes for a cost per hour."""
+    return f"cost {gpu_hours(hours, price)} in all" if has_ended else f"has cost {gpu_hours(hours, price)} so far"

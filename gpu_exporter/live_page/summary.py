@@ -160,10 +160,10 @@ def _owner(gpus: Sequence[Entry], incident: Entry) -> str:
 
 
 def _total_cost(problems: Sequence[PageProblem], lost: float) -> str:
-    """Return what problems cost together if several cost something: their GPUs may be the same."""
+    """Return what problems cost together if several cost something."""
     if sum(bool(problem.cost) for problem in problems) < 2:
         return ""
-    return f"Together, they cost {gpu_hours(lost)} an hour; a GPU that is in several problems counts once"
+    return f"Together, they cost {gpu_hours(lost)} an hour"
 
 
 def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator[PageProblem]:

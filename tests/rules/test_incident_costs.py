@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,11 @@ from gpu_exporter.alerting.aggregates import SHARE, WAITING, WAITING_TIME, WASTE
 from gpu_exporter.alerting.groups import RuleGroup, as_text
 from gpu_exporter.alerting.rules import groups
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, FAKE_LOAD
 from gpu_exporter.catalogue.causes import SHARES, Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.failure_modes.relation import is_of_job
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.conditions.signal import DEVICE_INFO
@@ -33,14 +34,18 @@ FOUND = [
     for mode in MODES
     if mode.scope in (Scope.DEVICE, Scope.JOB) and mode.name not in ("GpuLost", "GpuCollectiveStall")
 ]
-# Sums of these are exact in floating point.
 PARTS = 16
+# Costs are compared in parts of this, because sums of thirds are not exact in floating point.
+UNIT = 2.0**-20
 PRICE = next(price.value for price in PRICES if price.name == "usdPerGpuHour")
 KEY = ("cluster", "alertname", "severity", "place")
+# What incidents cost, and what none explains.
+ALL_WASTE = f"sum by (cluster) ({incidents.OPEN_COST.record} or {incidents.UNEXPLAINED_COST.record})"
+Series = tuple[str, Mapping[str, str], float]
 
 
 def drawn(number: int) -> Sequence[Diagnosis]:
-    """Draw GPUs of two jobs on four nodes, some of which are lost, wait for others, or have findings."""
+    """Draw GPUs of two jobs and of none on four nodes, some of which are lost, wait for others, or have findings."""
     chance = random.Random(number)
     gpus = []
     for gpu in range(GPUS):
@@ -50,17 +55,31 @@ def drawn(number: int) -> Sequence[Diagnosis]:
         modes = chance.sample(FOUND, chance.choice((0, 0, 0, 1, 2)))
         lost = chance.random() < 0.1
         modes += ["GpuLost"] if lost else ["GpuCollectiveStall"] if chance.random() < 0.1 else []
-        job = chance.choice("ab")
+        job = chance.choice(("a", "b", "a", "b", ""))
         name = chance.choice(BOTTLENECKS).name if chance.random() < 0.6 else chance.choice(("waiting", "communicating"))
         gpus.append(
             diagnosed_gpu(gpu, *modes, job=job, class_name=name, shares=shares, is_down=lost, cluster=f"c{number}")
         )
-        # Of an instance in MIG mode. A GPU that is lost counts as a whole one.
-        gpus[-1].identity.share = chance.choice((1.0, 1.0, 0.5, 0.25))
+        # Of an instance in MIG mode. A GPU that is lost counts as a whole one: its instances are not listed any more.
+        gpus[-1].identity.share = 1.0 if lost else chance.choice((1.0, 1.0, 0.5, 0.25))
     return gpus
 
 
-def series(gpu: Diagnosis) -> Iterator[tuple[str, Mapping[str, str], float]]:
+def waste(gpu: Diagnosis) -> float:
+    """Return the GPU time that a GPU wastes, as `workload:wasted_cost:usd_per_hour` counts it."""
+    if gpu.is_down:
+        return 1.0
+    if gpu.bottleneck and gpu.bottleneck.name == FAKE_LOAD:
+        return gpu.identity.share
+    return sum(time for cause, time in gpu.gpu_time.items() if cause.is_waste)
+
+
+def rounded(usd: float) -> float:
+    """Return a cost as PromQL's `round()` does."""
+    return math.floor(usd / UNIT + 0.5) * UNIT
+
+
+def series(gpu: Diagnosis) -> Iterator[Series]:
     """Yield what Prometheus has recorded of a GPU, and its alerts."""
     identity = gpu.identity
     device = {"cluster": gpu.device.cluster, "UUID": gpu.device.uuid}
@@ -74,8 +93,13 @@ def series(gpu: Diagnosis) -> Iterator[tuple[str, Mapping[str, str], float]]:
     for cause, share in gpu.shares.items():
         yield RECORD, {**where, LABEL: cause.value}, share
     for match in gpu.matches:
-        kind = {"severity": match.mode.severity.value, "domain": match.mode.domain.value, "alertstate": "firing"}
-        yield "ALERTS", {"alertname": match.mode.name, **kind, **where}, 1
+        yield alert(match.mode, where)
+
+
+def alert(mode: FailureMode, where: Mapping[str, str]) -> Series:
+    """Return the series of a firing alert."""
+    kind = {"severity": mode.severity.value, "domain": mode.domain.value, "alertstate": "firing"}
+    return "ALERTS", {"alertname": mode.name, **kind, **where}, 1
 
 
 def rendered_series(name: str, labels: Mapping[str, str], value: float) -> Mapping[str, str]:
@@ -89,7 +113,8 @@ def row(found: DiagnosedIncident) -> Mapping[str, str]:
     mode, cause = found.incident.mode, found.culprits[0]
     owner = f"{cause.identity.namespace}/{cause.identity.workload}"
     kind = {"alertname": mode.name, "severity": mode.severity.value}
-    return {"cluster": cause.device.cluster, **kind, "place": owner if is_of_job(mode) else cause.identity.node}
+    place = owner if is_of_job(mode) and cause.identity.workload else cause.identity.node
+    return {"cluster": cause.device.cluster, **kind, "place": place}
 
 
 class Fleets:
@@ -97,23 +122,28 @@ class Fleets:
 
     name = "costs"
 
-    def __init__(self, sets: Sequence[Sequence[Diagnosis]]) -> None:
-        self._sets = sets
+    def __init__(self, sets: Sequence[Sequence[Diagnosis]], of_jobs: Sequence[Series] = ()) -> None:
+        self._sets, self._of_jobs = sets, of_jobs
 
     def rendered(self) -> Mapping[str, Any]:
         """Return it in promtool's format."""
         found = [each for gpus in self._sets for each in of_diagnoses(gpus)]
-        costs: list[Sample] = [(row(each), each.lost_gpus * PRICE) for each in found]
+        costs: list[Sample] = [(row(each), rounded(each.lost_gpus * PRICE)) for each in found]
         gpus: list[Sample] = [(row(each), len(each.losses)) for each in found]
         columns = ((incidents.OPEN_COST, costs), (incidents.OPEN_GPUS, gpus))
+        wasted: list[Sample] = [
+            ({"cluster": each[0].device.cluster}, rounded(sum(map(waste, each)) * PRICE)) for each in self._sets
+        ]
         return {
             "name": self.name,
             "interval": "1m",
-            "input_series": [rendered_series(*each) for gpus in self._sets for gpu in gpus for each in series(gpu)],
+            "input_series": [rendered_series(*each) for gpus in self._sets for gpu in gpus for each in series(gpu)]
+            + [rendered_series(*each) for each in self._of_jobs],
             "promql_expr_test": [
-                Expect(f"sum by ({', '.join(KEY)}) ({column.record})", samples).rendered(120)
-                for column, samples in columns
-            ],
+                Expect(f"round(sum by ({', '.join(KEY)}) ({column.record}), {UNIT})", samples).rendered(120)
+                for column, samples in (columns if not self._of_jobs else ())
+            ]
+            + [Expect(f"round({ALL_WASTE}, {UNIT})", wasted).rendered(120)],
         }
 
 
@@ -136,6 +166,19 @@ def test_costs_are_those_of_python(tmp_path: Path) -> None:
     parts = [range(start, start + AT_ONCE) for start in range(0, SETS, AT_ONCE)]
     cases = [Fleets([drawn(number) for number in part]) for part in parts]
     check(tmp_path, cases, rules=rules(tmp_path))
+
+
+def test_costs_and_the_unexplained_rest_are_the_waste_where_alerts_are_about_whole_jobs(tmp_path: Path) -> None:
+    """These are about all GPUs of a job, which also have alerts of their own."""
+    sets = [drawn(number) for number in range(AT_ONCE)]
+    chance = random.Random(1)
+    of_jobs = [
+        alert(mode, {"cluster": gpus[0].device.cluster, "namespace": "ml", "workload": job})
+        for gpus in sets
+        for job in "ab"
+        for mode in chance.sample([mode for mode in MODES if mode.scope is Scope.JOB], chance.choice((0, 1, 2)))
+    ]
+    check(tmp_path, [Fleets(sets, of_jobs)], rules=rules(tmp_path))
 
 
 class Unexplained:
@@ -181,3 +224,12 @@ def test_what_is_drawn_has_every_kind_of_incident() -> None:
     assert any(each.incident.severity is Severity.INFO and each.lost_gpus for each in found)
     assert any(gpu.is_down for number in range(SETS) for gpu in drawn(number))
     assert any(each.culprits[0].shares.get(Cause.PEERS) for each in found)
+    # GPUs whose time several incidents share, and GPUs of an incident whose time counts for a more severe one.
+    shares = [
+        [each.losses[gpu.device] for each in found if gpu.device in each.losses]
+        for number in range(SETS)
+        for found in [of_diagnoses(drawn(number))]
+        for gpu in drawn(number)
+    ]
+    assert any(len(of_gpu) > 2 and all(of_gpu) for of_gpu in shares)
+    assert any(0 in of_gpu and any(of_gpu) for of_gpu in shares)

@@ -48,7 +48,7 @@ export function renderEarlier({ section, list }, incidents) {
 
 function ended({ severity, words, start, end, lost_gpu_hours: lost, cause }) {
   const tone = severity === "critical" ? "bad" : "warn";
-  const cost = lost >= 0.1 ? ` · cost ${lost.toFixed(1)} GPU-hours` : "";
+  const cost = lost >= 0.1 ? ` · cost ${lost.toFixed(1)} GPU-hours in all` : "";
   const about = `${moment(start)} to ${moment(end)}${cost} · `;
   return element(
     "li",

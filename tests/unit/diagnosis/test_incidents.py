@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.failure_modes.relation import effects
 from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.incident_words import total_cost
-from gpu_exporter.diagnosis.incidents import PlacedMode, incidents, lost_gpus, of_diagnoses
+from gpu_exporter.diagnosis.incidents import PlacedMode, incidents, of_diagnoses
 from tests.support.incidents import BY_NAME, diagnosed_gpu
 from tests.support.table import table_test
 
@@ -333,7 +333,21 @@ COSTS = (
             ),
             waiting(2),
         ),
-        {"GpuThermalThrottling": ([1], [2], 0.9), "GpuHostCpuStarved": ([0], [2], 0.9)},
+        {"GpuThermalThrottling": ([1], [2], 0.65), "GpuHostCpuStarved": ([0], [2], 0.65)},
+    ),
+    Costs(
+        "a lost GPU, which stops a job, and a less severe straggler in it",
+        (
+            diagnosed_gpu(0, "GpuLost", is_down=True),
+            diagnosed_gpu(1, "GpuHostCpuStarved", shares={Cause.HOST: 0.4}),
+            waiting(2, "GpuCollectiveStall"),
+        ),
+        {"GpuLost": ([0], [2], 1.5), "GpuHostCpuStarved": ([1], [], 0.4)},
+    ),
+    Costs(
+        "two causes on one GPU: the more severe one",
+        (diagnosed_gpu(0, "GpuEccUncorrectable", "GpuHostCpuStarved", shares={Cause.HOST: 0.4}),),
+        {"GpuEccUncorrectable": ([0], [], 0.4), "GpuHostCpuStarved": ([0], [], 0.0)},
     ),
     Costs(
         "a job that hangs",
@@ -367,12 +381,12 @@ def test_what_an_incident_hits_and_costs(costs: Costs) -> None:
     } == costs.found
 
 
-def test_a_gpu_in_two_incidents_of_a_job_is_lost_once() -> None:
+def test_the_time_of_a_gpu_in_two_incidents_counts_once() -> None:
     """Those that are only info have no total."""
     costs = next(each for each in COSTS if each.name.startswith("two stragglers"))
     info = diagnosed_gpu(9, "GpuHostBound", job="b", shares={Cause.HOST: 0.5})
     found = of_diagnoses([*costs.gpus, info])
-    assert lost_gpus(found) == pytest.approx(2 * 0.4 + 0.5 + 0.5)
+    assert sum(each.lost_gpus for each in found) == pytest.approx(2 * 0.4 + 0.5 + 0.5)
     assert total_cost(found, 2.0) == {"lost_gpu_hours_per_hour": 1.3, "lost_usd_per_hour": 2.6}
 
 

@@ -182,7 +182,10 @@ DCGM_FI_PROF_DRAM_ACTIVE{{{LABELS}}} 0.69
         (Read("x", 1e-2), "x * 0.01"),
         (Read("x", most=1.0), "x <= 1.5"),
         (Read("x", 1e-2, most=1.0), "(x <= 150) * 0.01"),
-        (Read("x", rate=True, most=1.0), "clamp_max(rate(x[2m]), 1) and x and x offset 2m"),
+        (
+            Read("x", rate=True, most=1.0),
+            "clamp_max((x - x offset 2m >= 0) / (timestamp(x) - timestamp(x offset 2m) > 0), 1)",
+        ),
     ],
 )
 def test_rules_leave_out_the_same(read: Read, promql: str) -> None:

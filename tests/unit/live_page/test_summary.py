@@ -297,7 +297,7 @@ def test_what_several_problems_cost_together() -> None:
     both = [incident([3], OTHERS), incident([1], OTHERS)]
     assert summarise(EIGHT, [], both[:1], 0, 3.0)["cost"] == ""
     made = summarise(EIGHT, [], both, 0, 4.0)
-    assert made["cost"] == "Together, they cost 4.0 GPU-hours an hour; a GPU that is in several problems counts once"
+    assert made["cost"] == "Together, they cost 4.0 GPU-hours an hour"
     assert made["cost"] in first_view.problems({"at": 60.0, "gpus": EIGHT, "summary": made}, "")
 
 
