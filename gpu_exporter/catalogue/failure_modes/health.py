@@ -25,6 +25,7 @@ from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
+NVLINK_ERRORS = "GpuNvlinkErrors"
 
 # fmt: off
 XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID of an application, or on an undocumented one, lasts after the XID", a.COUNTS)
@@ -177,7 +178,7 @@ MODES = (
                 "GpuLost",
                 "GpuRecoveryActionRequired",
                 "GpuNvlinkDown",
-                "GpuNvlinkErrors",
+                NVLINK_ERRORS,
                 "GpuRowRemapPending",
                 "GpuTelemetryStale",
                 "GpuXidUnknown",
@@ -370,7 +371,7 @@ MODES = (
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_EXPECTED), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
-        explains=slows_down("GpuNvlinkErrors", "GpuNvlinkImbalance"),
+        explains=slows_down(NVLINK_ERRORS, "GpuNvlinkImbalance"),
         meaning="Some NVLinks of this GPU are up, and others that should be up are down. On SXM boards and in an "
         "NVSwitch fabric, all should be up; on boards with bridges, those that were up before, also on other GPUs of the "
         "same model on the node.",
@@ -758,7 +759,7 @@ MODES = (
         "link: a slower one is reported later.",
     ),
     FailureMode(
-        "GpuNvlinkErrors",
+        NVLINK_ERRORS,
         Domain.HEALTH,
         Severity.WARNING,
         5 * MINUTE,
