@@ -214,6 +214,22 @@ def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> No
     tell(tmp_path, Story(made, {**first, **after}, ("GpuXidFatal",)), interval=COARSE)
 
 
+def test_the_count_of_recent_xids(tmp_path: Path) -> None:
+    """dcgm-exporter's count of five minutes without its gauge: the alert on a drain code lasts a day, others do not."""
+    made, (gpu,) = fleet(26, DCGM)
+    gpu.put(0, always(WORKS))
+    labels = {"job": DCGM.exporter, "instance": "n:9400", "gpu": "0", "UUID": gpu.device.uuid}
+    for xid, begin in (("79", HOUR), ("31", 2 * HOUR)):
+        key = m.EXP_XID_COUNT.name, tuple({**labels, "window_size_in_ms": "300000", "xid": xid}.items())
+        made.series[key] = [(begin, None), (steps(5), 1.0)]
+    fatal, application = ("GpuXidFatal", "critical", "0"), ("GpuXidApplication", "info", "0")
+    expected: Mapping[float, Sequence[Alert]] = {
+        **{58: [], 62: [fatal], 119: [fatal], 123: [application, fatal], 135: [fatal]},
+        **{24 * 60: [fatal], 1530: []},
+    }
+    tell(tmp_path, Story(made, expected, ("GpuXidApplication", "GpuXidFatal")), interval=COARSE)
+
+
 def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
     """It fires again within a day of the first one."""
     made, (gpu,) = fleet(26, DCGM)

@@ -188,6 +188,21 @@ def test_dcgm_exporters_last_xid_is_a_fallback() -> None:
     assert not diagnose(counted)[0].matches
 
 
+@pytest.mark.parametrize(
+    ("xid", "count", "found"),
+    [("79", 1.0, ["GpuXidFatal"]), ("79", 0.0, []), ("31", 2.0, ["GpuXidApplication"]), ("63", 1.0, [])],
+)
+def test_dcgm_exporters_count_of_recent_xids_is_a_fallback(xid: str, count: float, found: list[str]) -> None:
+    """Also without its gauge of the last code."""
+
+    def names(*further: tuple[str, float]) -> list[str]:
+        window = seen([_page(("DCGM_EXP_XID_ERRORS_COUNT", count), *further, xid=xid)], {})
+        return [match.mode.name for match in diagnose(window)[0].matches]
+
+    assert names() == found
+    assert names(("gpu_xid_events_total", 1.0)) == []
+
+
 def test_a_shared_gpu_has_no_owner() -> None:
     rows = [("DCGM_FI_DEV_GPU_UTIL", 50.0)]
     pages = [
