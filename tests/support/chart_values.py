@@ -181,9 +181,9 @@ PODS: Sequence[tuple[Values, str]] = [
     ({"minReadySeconds": -1}, "at '/minReadySeconds': minimum: got -1, want 0"),
     (
         {"terminationGracePeriodSeconds": 2**31},
-        "at '/terminationGracePeriodSeconds': maximum: got 2.147483648×",
+        "at '/terminationGracePeriodSeconds': maximum: got 2.147483648",
     ),
-    ({"remediation": {"replicas": 2**31}}, "at '/remediation/replicas': maximum: got 2.147483648×"),
+    ({"remediation": {"replicas": 2**31}}, "at '/remediation/replicas': maximum: got 2.147483648"),
     (
         {"remediation": {"config": {"exporters": {"port": 0}}}},
         "at '/remediation/config/exporters/port': minimum: got 0",
