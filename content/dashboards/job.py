@@ -19,6 +19,7 @@ from gpu_exporter.alerting.incidents import HELD
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import distributed as d
+from gpu_exporter.catalogue.failure_modes.loops import STRAGGLER
 from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode
 from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.conditions.tree import Named, duration
@@ -30,7 +31,7 @@ ALERTS, RANKS = 6, 12
 # Of a job with more ranks, those that hold it up, and some others.
 MOST_RANKS = 32
 # The alerts about a rank that makes the others wait.
-STRAGGLERS = ("GpuJobStraggler", *d.STRAGGLERS)
+STRAGGLERS = (STRAGGLER, *d.STRAGGLERS)
 # The states of a rank: the higher, the more it is to blame.
 WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
 _HOLDS_UP, _WAITS = RANK_WORDS[RankState.WAITED_FOR], RANK_WORDS[RankState.WAITING]

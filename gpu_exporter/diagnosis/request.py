@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_exporter.catalogue.failure_modes.host import CPU_STARVED
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.diagnose import Diagnosis
@@ -26,8 +27,6 @@ from gpu_exporter.sources.choice import is_remote, make_source, recording
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.several_nodes import SeveralNodes
     from gpu_exporter.http.client import Remote
-
-STARVED = "GpuHostCpuStarved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def _name_neighbours(diagnoses: Iterable[Diagnosis], files: HostFiles) -> None:
     """Add what else uses the CPUs of a process on a GPU of this machine that gets too little CPU time."""
     for diagnosis in diagnoses:
         process = diagnosis.identity.process
-        if STARVED in (match.mode.name for match in diagnosis.matches) and process.get("pid", "").isdecimal():
+        if CPU_STARVED in (match.mode.name for match in diagnosis.matches) and process.get("pid", "").isdecimal():
             diagnosis.identity.neighbours = tuple(
                 f"process {other.pid} ({other.name}, {other.cpus:.2g} CPUs)"
                 for other in neighbours(files, int(process["pid"]))
