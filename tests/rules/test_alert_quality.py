@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,3 +306,15 @@ def test_a_gap_does_not_restart_the_hold(tmp_path: Path, generation: Generation)
     made.silence("n", steps(42), 6)
     found = [("GpuCollectiveStall", "warning", str(gpu)) for gpu in range(2)]
     tell(tmp_path, Story(made, {41: [], 56: found, 85: found}, ("GpuCollectiveStall",)))
+
+
+def test_a_counted_hold_survives_missing_scrapes(tmp_path: Path) -> None:
+    """Of which one in ten fails: the alert comes, and does not flap. An `Integral` would stand still meanwhile."""
+    made, (gpu,) = fleet(5, DCGM)
+    gpu.put(0, [Stretch(5 * HOUR, {**BOARD, **p.ONE_THREAD}, owner=rank("job"))])
+    missing = random.Random(1)
+    for step in range(5 * HOUR):
+        if missing.random() < 0.1:
+            made.silence("n", step, STEP / 60)
+    found = [("GpuFakeLoad", "warning", "0")]
+    tell(tmp_path, Story(made, {10: [], **{60 + 2 * n: found for n in range(115)}}, ("GpuFakeLoad",)))
