@@ -6,6 +6,8 @@ SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
 ARGS   ?=
 IMAGE  ?= gpu-exporter:local
 BUILDER ?= docker
+# Processes of the slow tests: they mostly wait.
+PROCESSES ?= 8
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 # If it is set, every process of the tests compiles all modules.
@@ -37,10 +39,10 @@ test: lint .tools/done .tools/alerting ## Install what is needed, run the linter
 	$(BIN)/python -m pytest tests/promises tests/unit -m 'not slow' --numprocesses 4 --dist worksteal $(ARGS)
 
 test-all: $(VENV)/dev tools ## Run all other tests, with Chromium, PyTorch, VictoriaMetrics, Node.js and a newer Prometheus; takes less than fifteen minutes
-	$(BIN)/python -m pytest -m slow --numprocesses 8 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m slow --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
 coverage: $(VENV)/dev tools ## Run the tests and print which lines no test runs; takes half as long again
-	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --cov --cov-report=term $(ARGS)
 
 quick: $(VENV)/dev ## Run the fast unit tests, which take less than a minute on two idle cores
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)

@@ -6,7 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from content.chart.schemas import BOOL, DURATION, POSITIVE, TEXT, TEXTS, Schema, closed, keyed, listed, one_of, text
+from content.chart.schemas import (
+    BOOL,
+    DURATION,
+    PORT,
+    POSITIVE,
+    SHARE,
+    TEXT,
+    TEXTS,
+    Schema,
+    closed,
+    keyed,
+    listed,
+    one_of,
+    text,
+)
 from gpu_exporter.catalogue import xids
 from gpu_exporter.config import Config
 from gpu_exporter.http.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS
@@ -24,7 +38,13 @@ _SCALAR: Schema = {"type": ["string", "number", "boolean"]}
 _BOOLEAN: Schema = {"enum": [True, False, "true", "yes", "on", "1", "false", "no", "off", "0"]}
 _COUNT: Schema = {"type": ["integer", "string"], "pattern": "^[0-9]{1,4}$", "minimum": 0, "maximum": 9999}
 _POSITIVE: Schema = {**_COUNT, "pattern": "^0*[1-9][0-9]{0,3}$", "minimum": 1}
-_WHOLE: Schema = {"type": ["integer", "string"], "pattern": "^-?[0-9]{1,18}$"}
+# Helm parses numbers as floats, which are exact so far.
+_WHOLE: Schema = {
+    "type": ["integer", "string"],
+    "pattern": "^-?[0-9]{1,18}$",
+    "minimum": -(2**53),
+    "maximum": 2**53,
+}
 _FACTOR: Schema = {
     "type": ["number", "string"],
     "pattern": "^[0-9]*[.]?[0-9]+$",
@@ -110,10 +130,12 @@ XID_OVERRIDES = keyed(_CODE, closed(_COLUMNS))
 _BY_TYPE: Mapping[Any, Schema] = {
     str: TEXT,
     bool: BOOL,
-    int: {"type": "integer"},
-    float: {"type": "number"},
+    int: POSITIVE,
+    float: SHARE,
     tuple[str, ...]: TEXTS,
 }
+
+_BY_NAME: Mapping[str, Schema] = {"port": PORT}
 
 
 def _of_class(owner: type, *managed: str) -> Schema:
@@ -122,7 +144,9 @@ def _of_class(owner: type, *managed: str) -> Schema:
     assert is_dataclass(owner)
     return closed(
         {
-            each.name: _of_class(types[each.name]) if is_dataclass(types[each.name]) else _BY_TYPE[types[each.name]]
+            each.name: _of_class(types[each.name])
+            if is_dataclass(types[each.name])
+            else _BY_NAME.get(each.name, _BY_TYPE[types[each.name]])
             for each in fields(owner)
             if each.name not in managed
         }

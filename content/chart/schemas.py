@@ -41,10 +41,14 @@ def keyed(keys: str, values: Schema) -> Schema:
 TEXT: Schema = {"type": "string"}
 BOOL: Schema = {"type": "boolean"}
 MAYBE: Schema = {"type": ["boolean", "null"]}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-POSITIVE: Schema = {"type": "integer", "minimum": 1}
+# Most numbers of Kubernetes have 32 bits, and the ids of users and groups are not larger either.
+LARGEST = 2**31 - 1
+WHOLE: Schema = {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST}
+COUNT: Schema = {**WHOLE, "minimum": 0}
+POSITIVE: Schema = {**WHOLE, "minimum": 1}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 PORTS = listed(PORT)
+SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 TEXTS = listed(TEXT)
 # Objects of Kubernetes with so many keys that Kubernetes itself has to check them.
 OBJECT: Schema = {"type": "object"}
@@ -121,7 +125,7 @@ TOLERATIONS = listed(
             "operator": one_of("Exists", "Equal", "Lt", "Gt", ""),
             "value": text(f"({_WORD})?"),
             "effect": _EFFECTS,
-            "tolerationSeconds": {"type": "integer"},
+            "tolerationSeconds": WHOLE,
         }
     )
 )
@@ -139,7 +143,7 @@ AFFINITY = closed(
         "podAntiAffinity": _PODS,
     }
 )
-_SHARE: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": "^(100|[0-9]{1,2})%$"}
+_SHARE: Schema = {**COUNT, "type": ["integer", "string"], "pattern": "^(100|[0-9]{1,2})%$"}
 UPDATE_STRATEGY = closed(
     {
         "type": one_of("RollingUpdate", "OnDelete"),
@@ -298,7 +302,7 @@ POOLS = listed(
             "budget": closed(
                 {
                     "nodes": COUNT,
-                    "share": {"type": "number", "minimum": 0, "maximum": 1},
+                    "share": SHARE,
                     "topology_key": LABEL_KEY,
                     "per_topology": COUNT,
                 }
@@ -315,7 +319,7 @@ POOLS = listed(
                     "timeout": SECONDS,
                     "longest_checkpoint": SECONDS,
                     "protected_namespaces": TEXTS,
-                    "protected_priority": {"type": "integer"},
+                    "protected_priority": WHOLE,
                     "unmanaged": BOOL,
                     "gang_labels": LABEL_KEYS,
                 }

@@ -19,7 +19,7 @@ from gpu_exporter.alerting.alert_texts import NVLINK_FAULTS
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue.bottlenecks import WINDOW
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import MODES, STALLS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.signal import DEVICE
 
@@ -52,7 +52,6 @@ COST_OF_ROW = override(
     COST, {"id": "unit", "value": "currencyUSD"}, {"id": "decimals", "value": CENTS}, texts({"0": (NONE, "text")})
 )
 # Alerts about a job that stands still, of which a rank outside of the collective is the culprit.
-STANDS_STILL = (q.STALL, "GpuJobStalled")
 # What identifies an alert about a job.
 OF_JOB = ("cluster", "alertname", "severity", "namespace", "workload")
 # Letters of a step that have a place in a column: a longer step is in the runbook.
@@ -204,7 +203,7 @@ def _rows(
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
     rows = _with_role(board, domains, _with_names(board, f"0 * ({naming(q.with_owner(found))}) + {times}"))
     if Domain.DISTRIBUTED in domains:
-        stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STANDS_STILL[1:]), "min")
+        stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STALLS[1:]), "min")
         stalled = f"({_with_role(board, domains, stalled)})"
         rows = f"{_of_culprit(board, stalled)} or on ({', '.join(OF_JOB)}) ({rows})"
     return f"sum without (rank) ({naming(of_gpus)})", rows
@@ -267,7 +266,7 @@ def _shortened(step: str) -> str:
 
 def _with_culprit(board: Board, incidents: str) -> str:
     """Return incidents; that of a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
-    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {_named(board, incidents)}"
+    return f"{_of_culprit(board, q.named(incidents, STALLS))} or on ({i.KEY}) {_named(board, incidents)}"
 
 
 def _of_culprit(board: Board, stalls: str) -> str:

@@ -18,6 +18,7 @@ from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.distributed import COLLECTIVE_STALL
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY, OWNER, Signal
@@ -57,7 +58,6 @@ GPU_LEGEND = "GPU {{gpu}}"
 # Alerts about GPUs that someone holds but does not use: idle, or busy only according to nvidia-smi.
 IDLE = ("GpuAllocatedIdle", "GpuFakeLoad")
 # The alert about a job that hangs in a collective.
-STALL = "GpuCollectiveStall"
 # How a selector of firing alerts begins.
 FIRING = 'ALERTS{alertstate="firing", '
 # What `with_cluster` adds; and what has a series in each cluster with GPUs.
@@ -291,7 +291,7 @@ def alerts_since(
 
 def stalls(board: Board) -> str:
     """Return the firing alerts about jobs that hang in a collective."""
-    return named(alerts(board, [Domain.DISTRIBUTED]), [STALL])
+    return named(alerts(board, [Domain.DISTRIBUTED]), [COLLECTIVE_STALL])
 
 
 def absent(board: Board) -> str:

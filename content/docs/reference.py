@@ -128,8 +128,9 @@ EXIT_CODES = (
     ("0", "Success. For a command that checks something: everything is fine."),
     (
         "1",
-        "The command could not do its work, for example because a file is missing or faulty; one line on stderr says"
-        " why. For some commands it is a result: `diagnose` found something, `doctor` found no GPU that can be read,"
+        "The command could not do its work, for example because a file is missing or faulty, settings exclude each"
+        " other, or there is no fault of that name to simulate; one line on stderr says why. For some"
+        " commands it is a result: `diagnose` found something, `doctor` found no GPU that can be read,"
         " for `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or `--baseline` does"
         " not hold.",
     ),

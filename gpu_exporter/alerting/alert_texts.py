@@ -9,8 +9,10 @@ from collections.abc import Mapping
 
 from gpu_exporter.alerting.coverage import WITHOUT_PROFILING, Detectability, detectability
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes.health import NVLINK_ERRORS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.failure_modes.network import port_fault
+from gpu_exporter.catalogue.faults import NVLINK
 from gpu_exporter.catalogue.signals import APPROXIMATE, APPROXIMATED, GR_ACTIVE
 
 # Without the address of Grafana, the links in alerts lead nowhere in a chat or a pager.
@@ -68,8 +70,8 @@ def _of_gpu(links: str) -> str:
 
 
 NVLINK_FAULTS = {
-    "GpuNvlinkDown": f"({_of_gpu(f'{_LINK_UP} == 0')} and on (cluster, UUID) {_EXPECTED} == {_THERE})",
-    "GpuNvlinkErrors": (
+    NVLINK.mode: f"({_of_gpu(f'{_LINK_UP} == 0')} and on (cluster, UUID) {_EXPECTED} == {_THERE})",
+    NVLINK_ERRORS: (
         f"(topk by (cluster, UUID) (1, sum by (cluster, UUID, nvlink) ({_of_gpu(f'rate({_LINK_ERRORS}[1h])')})) > 0)"
     ),
 }

@@ -10,7 +10,8 @@ import yaml
 
 from gpu_exporter.alerting import banner
 from gpu_exporter.catalogue.failure_modes import FLEET_CAUSES, MODES
-from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, XID
+from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FLEET_FAULT, XID
+from gpu_exporter.catalogue.failure_modes.health import METRICS_MISSING
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, effects
 
@@ -21,7 +22,6 @@ NOTE = """\
 # workload.
 """
 # The names of these alerts in the Kubernetes and node_exporter mixins.
-FLEET_FAULT = "GpuFleetFault"
 NODE_DOWN = ("NodeDown", "KubeNodeNotReady", "KubeNodeUnreachable")
 PAGE, TICKET, DIGEST, NOBODY = "gpu-page", "gpu-ticket", "gpu-digest", "gpu-nobody"
 NOTIFYING = [each.value for each in Severity if each is not Severity.INFO]
@@ -75,7 +75,7 @@ def _route() -> Mapping[str, Any]:
             },
             {
                 "receiver": TICKET,
-                "matchers": [_is("alertname", "GpuMetricsMissing")],
+                "matchers": [_is("alertname", METRICS_MISSING)],
                 "group_by": ["cluster", "alertname"],
                 "group_wait": "10m",
                 "repeat_interval": "4d",

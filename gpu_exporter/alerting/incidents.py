@@ -26,7 +26,7 @@ from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS, network
-from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULT_KEY, FAULTS, XID
+from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULT_KEY, FAULTS, FLEET_FAULT, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_KEY
@@ -70,7 +70,7 @@ def _explained(only: Collection[str]) -> Iterator[str]:
 
 def _of_fleet() -> str:
     """Return the firing alerts of nodes that an alert about the same fault on many nodes explains."""
-    source = f'label_replace({ALL.record}{{alertname="GpuFleetFault"}}, "alertname", "$1", "{CAUSE}", "(.+)")'
+    source = f'label_replace({ALL.record}{{alertname="{FLEET_FAULT}"}}, "alertname", "$1", "{CAUSE}", "(.+)")'
     return f"{_selected(FLEET_CAUSES, Place.NODE)} and on (cluster, alertname, {XID}) {source}"
 
 

@@ -30,7 +30,7 @@ from gpu_exporter.catalogue import bottlenecks, failure_modes
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Place, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope, Severity
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
@@ -368,7 +368,7 @@ def expression(mode: FailureMode, limits: Limits) -> str:
     """Return the expression of the condition of a mode, which is that of its alert unless it is bridged."""
     parts = [promql.condition(mode.condition, limits)] if mode.condition else []
     if mode.counted and mode.condition:
-        samples = promql.samples(mode.condition, mode.hold + INTERRUPTION)
+        samples = promql.samples(mode.condition, mode.counted_within)
         parts = [f"{part}\nand\n{samples} >= {mode.hold / RECORDED_EVERY:.0f}" for part in parts]
     if mode.shows:
         parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]

@@ -12,7 +12,7 @@ from gpu_exporter.alerting.coverage import Detectability
 from gpu_exporter.catalogue import failure_modes
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
-from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Place, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
@@ -238,7 +238,7 @@ def _facts(mode: FailureMode) -> str:
     if mode.bridged:
         held += f"; up to {exact_duration(mode.bridged)} without data do not restart this"
     if mode.counted:
-        window = exact_duration(mode.hold + INTERRUPTION)
+        window = exact_duration(mode.counted_within)
         held = f"when the condition is true, and was for {exact_duration(mode.hold)} of the last {window}"
     kept = f"{exact_duration(mode.kept)} after the condition ends" if mode.kept else "when the condition ends"
     rows = [

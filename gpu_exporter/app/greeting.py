@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter.io.user_text import Address
 
 EVERYWHERE = ("", "0.0.0.0", "::")
@@ -13,9 +15,11 @@ def base_url(address: Address, port: int, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{Address(host, port)}"
 
 
-def greeting(url: str) -> tuple[str, str]:
-    """Return two lines: where to look, and what to do next."""
+def greeting(url: str, nodes: Sequence[str] = ()) -> tuple[str, str]:
+    """Return two lines: where to look, and what to do next. `nodes`: the names of several nodes that it serves."""
+    found = f"have Prometheus discover the nodes at {url}/sd" if nodes else f"have Prometheus scrape {url}/metrics"
+    node = f"{url}/nodes/{nodes[0]}" if nodes else url
     return (
-        f"listening: open {url}/ in a browser, or have Prometheus scrape {url}/metrics",
-        f"next: run `gpu-exporter diagnose --url {url}` to see what limits the GPUs",
+        f"listening: open {url}/ in a browser, or {found}",
+        f"next: run `gpu-exporter diagnose --url {node}` to see what limits the GPUs",
     )

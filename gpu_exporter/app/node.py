@@ -24,6 +24,7 @@ from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.health.links import LinkHistory
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.threads import JoinedEvidence
+from gpu_exporter.io.file_access import WaitingWriters
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
@@ -89,9 +90,10 @@ class Node:
         self._renderer = self._renderer_of(source, selection)
         self._attributor, self._host = _attributor(source, config), _host(source, config)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
-        self._kernel_log = _kernel_log(events, source, config) if events and source.live else None
+        waiting = WaitingWriters()
+        self._kernel_log = _kernel_log(events, source, config, waiting) if events and source.live else None
         health = NodeHealth(config.interval, Pages(), lambda: self._collector.failure)
-        self.live = live = _live(name, source, config, health, events, always=alone)
+        self.live = live = _live(name, source, config, health, events, waiting, always=alone)
         profiles = _profiles(source, config, live, alone=alone)
         jobs, checks = _jobs(source, config, alone=alone), _active_checks(source, config)
         self._telemetry = tuple(filter(None, (jobs, profiles, checks)))
@@ -174,7 +176,14 @@ class Node:
 
 
 def _live(
-    name: str, source: Source, config: Config, health: NodeHealth, events: EventLog | None, *, always: bool
+    name: str,
+    source: Source,
+    config: Config,
+    health: NodeHealth,
+    events: EventLog | None,
+    waiting: WaitingWriters,
+    *,
+    always: bool,
 ) -> LiveNode | None:
     """Return what the live page knows of a node; None if the page is off, so that its modules are not loaded."""
     if config.job_reports and not config.state_dir:
@@ -191,7 +200,7 @@ def _live(
 
     names = Names(mask=config.mask_names)
     reports = JobReports(config.job_reports, name, names) if config.job_reports else None
-    kept = KeptHistory(config.state_dir if is_local(config, source) else None, reports)
+    kept = KeptHistory(config.state_dir if is_local(config, source) else None, reports, waiting=waiting)
     monitor = LiveMonitor(name, config.interval, events, kept, mask_names=config.mask_names)
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
@@ -206,10 +215,10 @@ def _links(source: Source, config: Config) -> LinkHistory:
     return LinkHistory(config.state_dir if is_local(config, source) else None)
 
 
-def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch:
+def _kernel_log(events: EventLog, source: Source, config: Config, waiting: WaitingWriters) -> KernelWatch:
     """Return the thread that saves the events, and adds the XIDs of the kernel log if it is about these GPUs."""
     path = config.kernel_log if is_local(config, source) else None
-    store = EventStore(config.state_dir) if config.state_dir else None
+    store = EventStore(config.state_dir, waiting) if config.state_dir else None
     return KernelWatch(events, path, store, procfs=config.procfs)
 
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpu_exporter.app.endpoint import Reply
-from gpu_exporter.catalogue.failure_modes.distributed import STRAGGLERS
+from gpu_exporter.catalogue.failure_modes.bottleneck import LAUNCH_BOUND
+from gpu_exporter.catalogue.failure_modes.distributed import COLLECTIVE_STALL, STRAGGLERS
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.rolling import Current, RankState
 from gpu_exporter.host.files import HostFiles
@@ -35,9 +36,9 @@ HOST_BOUND_CLASSES = frozenset({"host-bound", "data-loading-bound"})
 # The failure modes that are reasons. A straggler that computes more slowly is one, too: its stacks tell more work from
 # a slower chip.
 REASON_OF: Mapping[str, ProfileReason] = {
-    "GpuCollectiveStall": ProfileReason.STALL,
+    COLLECTIVE_STALL: ProfileReason.STALL,
     **dict.fromkeys(STRAGGLERS, ProfileReason.STRAGGLER),
-    "GpuLaunchBound": ProfileReason.HOST_BOUND,
+    LAUNCH_BOUND: ProfileReason.HOST_BOUND,
 }
 
 # What a URL that asks for a profile may say, and the outputs of the analysis of a trace.

@@ -140,7 +140,8 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
         log.warning("--profile-lines and --profile-socket are ignored: --profile says when to take a profile")
     what = f"source {source.name}" + (f", {len(nodes)} nodes" if len(nodes) > 1 else "")
     log.info("gpu-exporter %s serves %s on port %d", __version__, what, server.port)
-    for line in greeting(base_url(config.address, server.port, tls=tls)):
+    names = [node.endpoint.node for node in nodes] if len(nodes) > 1 else []
+    for line in greeting(base_url(config.address, server.port, tls=tls), names):
         log.info(line)
     # The objects made by now live as long as the process. If the garbage collector kept traversing them, it would delay
     # scrapes: with 800 GPUs by 0.15 s every other second.

@@ -113,7 +113,7 @@ STATES = (
     FaultState("PCIe link slow", "slower than it was before, than the port above the GPU allows, or, if that is unknown, than other GPUs of this model on the node have, while the GPU is busy (an idle link saves power); a slot with fewer lanes than the GPU is no fault", f"{m.PCIE_WIDTH} * {LANE_BYTES:.15g} * 2 ^ ({m.PCIE_GEN} - 3) < {m.PCIE_EXPECTED} and {m.GPU_UTIL} >= {BUSY} and {m.PSTATE} <= {FASTEST}", ALL),
     FaultState("PCIe replays", f"more than a bit error rate of 10^-12 explains (`{BIT_ERROR_LIMIT_TEXT} * 2 ^ (generation - 3) * lanes` per second: one in two seconds at generation 5 with 16 lanes)", f"rate({m.PCIE_REPLAY}[15m]) > {BIT_ERROR_LIMIT_TEXT} * 2 ^ (max_over_time({m.PCIE_GEN}[15m]) - 3) * max_over_time({m.PCIE_WIDTH}[15m])", ALL),
     FaultState("NVLink down", "some links that should be active are not: any of an SXM board or in an NVSwitch fabric, on other boards those that were active before, also on other GPUs of this model on the node", f"{m.NVLINK_EXPECTED} - {m.NVLINK_UP} > 0 and {m.NVLINK_UP} > 0", NVLINK_GPUS),
-    FaultState("NVLink errors", "replays, recoveries or CRC errors within ten minutes; the alert looks at the last 15 minutes", f"increase({m.NVLINK_REPLAY}[10m]) + increase({m.NVLINK_RECOVERY}[10m]) + increase({m.NVLINK_CRC}[10m]) > 0", "Hopper and newer"),
+    FaultState("NVLink errors", "replays, recoveries or CRC errors within ten minutes; the alert looks at the last hour", f"increase({m.NVLINK_REPLAY}[10m]) + increase({m.NVLINK_RECOVERY}[10m]) + increase({m.NVLINK_CRC}[10m]) > 0", "Hopper and newer"),
     FaultState("NVLink slow", "the total capacity of all links is below its maximum of the last day", f"{m.NVLINK_SPEED} < max_over_time({m.NVLINK_SPEED}[1d])", NVLINK_GPUS),
     FaultState("Fabric not ready", "the fabric manager has not added the GPU to the NVSwitch fabric: CUDA does not start", FABRIC_NOT_READY.promql, "Hopper and newer with NVSwitch"),
     FaultState("Fabric fault", "the fabric reports lost bandwidth or a broken route for the GPU", f"{m.FABRIC_FAULTS[0]} == 1", "Hopper and newer with NVSwitch"),
@@ -182,27 +182,27 @@ def _unhealthy(
     return Fault(reason, Health.UNHEALTHY, action, words, _STATE[state], mode, xids, why)
 
 
+# The mode that alerts on every GPU that does not answer.
+LOST = "GpuLost"
 # Faults of a GPU that does not answer, by reason. Other reasons are about the exporter rather than the GPU.
 DOWN: Mapping[str, Fault] = {
-    "lost": _unhealthy("lost", Action.NODE_REBOOT, "it fell off the bus", "GPU lost", "GpuLost", (79,)),
+    "lost": _unhealthy("lost", Action.NODE_REBOOT, "it fell off the bus", "GPU lost", LOST, (79,)),
     "reset_required": _unhealthy(
         "reset_required",
         Action.GPU_RESET,
         "it refuses every call until it is reset",
         "GPU lost",
-        "GpuLost",
+        LOST,
         why="the alert covers every reason for which a GPU does not answer, and most of them need a reboot",
     ),
-    "stalled": _unhealthy(
-        "stalled", Action.NODE_REBOOT, "a driver call does not return", "GPU lost", "GpuLost", (119, 120)
-    ),
-    "gone": _unhealthy("gone", Action.NODE_REBOOT, "the driver no longer lists it", "GPU lost", "GpuLost"),
+    "stalled": _unhealthy("stalled", Action.NODE_REBOOT, "a driver call does not return", "GPU lost", LOST, (119, 120)),
+    "gone": _unhealthy("gone", Action.NODE_REBOOT, "the driver no longer lists it", "GPU lost", LOST),
     "unknown": _unhealthy(
         "no_answer",
         Action.DRAIN,
         "it does not answer, and the driver does not say why",
         "GPU lost",
-        "GpuLost",
+        LOST,
         why="the runbook of the alert drains the node first; the reboot follows when the reason is clear",
     ),
 }

@@ -7,7 +7,7 @@ each GPU has one series, by UUID. `diagnosis/window.py` evaluates the same defin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gpu_exporter.catalogue import host_signals, job_signals, nic_signals
@@ -387,6 +387,8 @@ CHECKED_MEMORY = Signal(
 )
 
 DRAIN_CODES = load().drain_codes
+# The window of dcgm-exporter's count of recent XIDs, unless it was configured.
+_COUNT_SECONDS = 300.0
 
 
 def _xid(name: str, unit: str, help: str, plain: str, *made: Read) -> Signal:
@@ -398,22 +400,30 @@ def _age_of(kind: XidKind) -> Read:
     return Read(m.XID_LAST.name, where=(("kind", kind.value),), age_by=m.RENDERED_AT.name)
 
 
+def _recent(codes: Iterable[int], counted: float, keep: str = "") -> Read:
+    """Return a number while dcgm-exporter counts recent XIDs with one of these codes."""
+    texts = tuple(map(str, codes))
+    return Read(m.EXP_XID_COUNT.name, any_of=("xid", texts), counted=counted, keep=keep, unless=m.XID_EVENTS.name)
+
+
 XID_FATAL = _xid(
     "xid_fatal",
     "bool",
     "1 for an XID that requires a drain, until the GPU is healthy again or its node has rebooted; with dcgm-exporter "
-    "alone, for a day, or until dcgm-exporter shows another code",
+    "alone, for a day, or until its gauge of the last code shows another one",
     "XID that requires a drain: {}",
     Read(m.HEALTH_REASON.name, any_of=("reason", tuple(f"xid_{code}" for code in DRAIN_CODES)), extract="xid_(.+)"),
-    Read(m.XID_ERRORS.name, codes=DRAIN_CODES, unless=str(m.XID_EVENTS)),
-    Read("DCGM_FI_DEV_XID_ERROR", codes=DRAIN_CODES, unless=str(m.XID_EVENTS)),
+    Read(m.XID_ERRORS.name, codes=DRAIN_CODES, unless=m.XID_EVENTS.name),
+    Read("DCGM_FI_DEV_XID_ERROR", codes=DRAIN_CODES, unless=m.XID_EVENTS.name),
+    _recent(DRAIN_CODES, 1.0, "1d"),
 )
 XID_APPLICATION = _xid(
     "xid_application_age",
     "seconds",
-    "Seconds since the last XID that an application usually causes",
+    "Seconds since the last XID that an application usually causes; with dcgm-exporter alone, its window of 5 minutes",
     "last XID of an application {} ago",
     _age_of(XidKind.APPLICATION),
+    _recent((each.code for each in load() if each.kind is XidKind.APPLICATION), _COUNT_SECONDS),
 )
 XID_UNKNOWN = _xid(
     "xid_unknown_age",

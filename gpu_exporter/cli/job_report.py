@@ -58,7 +58,9 @@ def report_job(request: JobRequest, credentials: Mapping[str, Any], output: Any)
     remotes = [Remote(url, **credentials) for url in request.where.addresses()]
     nodes, missing = histories(remotes, request.job, since, until)
     if missing and not nodes:
-        further = f" (and {len(missing) - 1} more nodes)" if len(missing) > 1 else ""
+        further = (
+            f" (and {len(missing) - 1} more {'node' if len(missing) == 2 else 'nodes'})" if len(missing) > 1 else ""
+        )
         raise GpuExporterError(f"no node has a history: {missing[0].removeprefix('missing: ')}{further}")
     history = job_history(request.job, since, until, nodes, missing)
     if history.is_empty:

@@ -41,5 +41,5 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
     host = host_evidence(source, config, HOST_SECONDS) if config.host_evidence else None
     metrics = selected(config.metrics, processes=host is not None)
     ticks, clean = recorder.record(source, metrics, out, interval, duration, mask=mask, host=host, stop=stop)
-    click.echo(f"{out}: {ticks} ticks")
+    click.echo(f"{out}: {ticks} readings of GPUs")
     leave(0, clean)

@@ -68,7 +68,12 @@ def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
     return click.option(name, type=parsed(ratio), default=default, show_default=True, help=text)
 
 
-@click.command("analyze", cls=Command, error_code=COULD_NOT_TELL)
+@click.command(
+    "analyze",
+    cls=Command,
+    error_code=COULD_NOT_TELL,
+    short_help="Say where the time went, and what to change.",
+)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. docs/traces.md describes it.")
 @click.option(
@@ -194,7 +199,12 @@ TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite", ".xplane.pb")
 BY = ("operator", "kernel", "class", "code", "cause", "idle-code")
 
 
-@click.command("diff", cls=Command, error_code=COULD_NOT_TELL)
+@click.command(
+    "diff",
+    cls=Command,
+    error_code=COULD_NOT_TELL,
+    short_help="Show what changed between two traces of the same program.",
+)
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. docs/traces.md describes it.")
@@ -230,7 +240,7 @@ def _files(source: str) -> list[str]:
     return found
 
 
-@click.command("top", cls=Command, error_code=COULD_NOT_TELL)
+@click.command("top", cls=Command, error_code=COULD_NOT_TELL, short_help="List what takes most time in a trace.")
 @click.argument("file", metavar="FILE")
 @click.option(
     "--by",

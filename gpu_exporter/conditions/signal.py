@@ -102,10 +102,11 @@ class Read:
     """One way to get a signal: the series `name{where}` times `scale`; its rate if `rate`, one bit of it if `bit`.
 
     `codes`: the series is a gauge of the last code, and the signal is 1 for one of these. That gauge never clears, so a
-    code that it has shown for a day no longer counts, and a GPU that has the series `unless` is left out. `shape`: the
-    series is a histogram, from which the signal is computed. `age_by`: the series is a time, and the signal is its age
-    by the clock of the exporter, a series of this name. `extract`: the label `xid` is this part of the label of
-    `any_of`.
+    code that it has shown for a day no longer counts. `counted`: the series counts events of the last minutes, and the
+    signal is this number as long as there are any, and for `keep` afterwards. Both leave out a GPU that has the series
+    `unless`. `shape`: the series is a histogram, from which the signal is computed. `age_by`: the series is a time, and
+    the signal is its age by the clock of the exporter, a series of this name. `extract`: the label `xid` is this part
+    of the label of `any_of`.
     """
 
     name: str
@@ -115,6 +116,8 @@ class Read:
     where: Labels = ()
     any_of: tuple[str, tuple[str, ...]] | None = None
     codes: tuple[int, ...] = ()
+    counted: float | None = None
+    keep: str = ""
     unless: str = ""
     age_by: str = ""
     extract: str = ""
@@ -147,6 +150,9 @@ class Read:
             return f"floor({series} / {2**self.bit}) % 2"
         if self.codes:
             return self._codes()
+        if self.counted is not None:
+            count = f"max_over_time({series}[{self.keep}])" if self.keep else series
+            return f"(({count} > 0) * 0 + {self.counted:g}) unless on (cluster, UUID) {self.unless}"
         if self.age_by:
             return f"{self.age_by} - on (cluster, job, instance) group_right () {series}"
         if self.extract and self.any_of:

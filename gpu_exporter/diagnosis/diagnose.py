@@ -12,6 +12,7 @@ from gpu_exporter.catalogue.bottlenecks import APPROXIMATE, FILLS, Bottleneck, b
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.distributed import ALWAYS_LAST, STRAGGLERS
+from gpu_exporter.catalogue.failure_modes.distributed import POWER_CAPPED as CAPPED
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.time_shares import time_shares
@@ -25,6 +26,8 @@ from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 MINUTES = Signal("minutes_of_measurements", "seconds", "Five minutes of measurements", ())
 # What is known of every GPU, and printed of those without profiling counters.
 BASICS = tuple(map(mean, (s.UTIL, s.POWER_USE, s.SM_CLOCK, s.FB_USE)))
+# What shows that power may lower the clock, where the reasons for lower clocks are missing.
+_POWER, _CLOCK = mean(s.POWER_USE), mean(s.SM_CLOCK)
 
 
 @cache
@@ -230,6 +233,9 @@ def _diagnosis(
     if approximate:
         known = {term: value(term, window, key) for term in BASICS}
         numbers = {**{term: number for term, number in known.items() if number is not None}, **numbers}
+    elif not (key.instance or window.points(key, s.POWER_CAP)) and (value(_POWER, window, key) or 0.0) >= CAPPED.value:
+        known = {term: value(term, window, key) for term in (_POWER, _CLOCK)}
+        numbers = {**numbers, **{term: number for term, number in known.items() if number is not None}}
     found = Diagnosis(
         key,
         identity,

@@ -9,7 +9,7 @@ from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.failure_modes.network import port_fault
-from gpu_exporter.catalogue.faults import NVLINK, TELEMETRY, mode_of
+from gpu_exporter.catalogue.faults import TELEMETRY, mode_of
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import breakdown, lost, no_limit
@@ -81,8 +81,7 @@ def links(mode: FailureMode, diagnoses: Sequence[Diagnosis]) -> list[str]:
     identities, fault = [each.identity for each in diagnoses], port_fault(mode)
     if fault is not None:
         return sorted({port for each in identities for port in each.ports.get(fault, ())})
-    down = dict.fromkeys(link for each in identities for link in each.nvlinks_down)
-    return [f"NVLink {link}" for link in down] if mode.name == NVLINK.mode else []
+    return list(dict.fromkeys(f"NVLink {link}" for each in identities for link in each.nvlinks.get(mode.name, ())))
 
 
 def repair(mode: FailureMode, *diagnoses: Diagnosis) -> Action:

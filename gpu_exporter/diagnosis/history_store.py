@@ -23,10 +23,6 @@ from gpu_exporter.io.file_access import InUse, lock, open_regular, open_unlinked
 from gpu_exporter.io.state_version import NewerStateError, check_version
 
 VERSION = 1
-IN_USE = (
-    "{}: another gpu-exporter uses this state directory: incidents and what GPUs did for jobs are not saved until it"
-    " ends; if it is to run on, give one of them another --state-dir"
-)
 KEPT_DAYS, MOST_BYTES = 30, 16 << 20
 # A file may be larger than this only if somebody else wrote it.
 LARGEST_FILE = MOST_BYTES
@@ -86,7 +82,7 @@ class HistoryStore:
         try:
             descriptor = lock(self.directory / "history.lock")
         except BlockingIOError:
-            raise InUse(IN_USE.format(self.directory)) from None
+            raise InUse(self.directory) from None
         self._lock_held = weakref.finalize(self, os.close, descriptor)
 
     def _delete_old(self, newest: Path) -> None:

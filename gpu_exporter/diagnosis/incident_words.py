@@ -8,10 +8,10 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
-from gpu_exporter.catalogue.faults import DOWN
+from gpu_exporter.catalogue.faults import DOWN, LOST
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import repair, summary
-from gpu_exporter.diagnosis.incidents import LOST, DiagnosedIncident
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import uuid_of
 from gpu_exporter.diagnosis.words import cost, explaining, hit_words, names_of, places

@@ -16,12 +16,12 @@ from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
+from gpu_exporter.catalogue.faults import LOST
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
 # A GPU that does not answer while its exporter and its driver do.
-LOST = "GpuLost"
 # When a mode was first found on a device, in Unix seconds.
 Since = Mapping[tuple[DeviceKey, str], float]
 # Cluster, namespace and workload.

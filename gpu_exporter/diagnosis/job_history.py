@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
+from gpu_exporter.catalogue.failure_modes.loops import STRAGGLER
 from gpu_exporter.catalogue.failure_modes.mode import STRAGGLING_GPU, Place, Severity
 from gpu_exporter.conditions.evaluate import holds
 from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS, KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.diagnosis.training_loops import ENOUGH, STRAGGLER, RankMeans, SelfTime, self_times
+from gpu_exporter.diagnosis.training_loops import ENOUGH, RankMeans, SelfTime, self_times
 from gpu_exporter.diagnosis.window import DeviceIdentity, Signals, Window
 from gpu_exporter.model.job_message import TRAINING
 from gpu_exporter.reports.numbers import first_of, ranges

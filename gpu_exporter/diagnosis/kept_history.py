@@ -22,7 +22,7 @@ from gpu_exporter.diagnosis.job_usage import JobUsage, rank_samples
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
-from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, InUse, ProblemLog, cause
+from gpu_exporter.io.file_access import RETRY_SECONDS, FileWorker, InUse, ProblemLog, WaitingWriters, cause
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import Snapshot
@@ -49,9 +49,14 @@ class KeptHistory:
     `keeps_all`: everything stays in memory, for a view of the past."""
 
     def __init__(
-        self, directory: Path | None = None, reports: JobReports | None = None, *, keeps_all: bool = False
+        self,
+        directory: Path | None = None,
+        reports: JobReports | None = None,
+        *,
+        waiting: WaitingWriters | None = None,
+        keeps_all: bool = False,
     ) -> None:
-        self._reports = reports
+        self._reports, self._waiting = reports, waiting or WaitingWriters()
         self._store = HistoryStore(directory) if directory else None
         self._reader, self._lock = FileWorker("history-reader"), threading.Lock()
         self._followed = FollowedIncidents()
@@ -213,13 +218,14 @@ class KeptHistory:
         except NewerStateError as error:
             self._problems.report(f"--state-dir: {error}")
         except InUse as error:
-            self._problems.report(str(error))
+            self._waiting.add(self, error)
         except OSError as error:
             self._left, self._failed_at = (lines, jobs), at
             where = error.filename or self._store.directory
             self._problems.report(f"{option}: {where}: {cause(error)}; it is tried again every minute")
         else:
             self._problems.report("")
+            self._waiting.remove(self)
 
     def _wait(self) -> None:
         if self._writing:

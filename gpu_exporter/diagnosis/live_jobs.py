@@ -9,6 +9,7 @@ from itertools import groupby
 
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue.bottlenecks import mean
+from gpu_exporter.catalogue.failure_modes.loops import STRAGGLER
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions import averages
 from gpu_exporter.conditions.evaluate import value
@@ -19,7 +20,7 @@ from gpu_exporter.diagnosis.job_history import RankTotals
 from gpu_exporter.diagnosis.rolling import RANK_WORDS, RankState, rank_state
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
 from gpu_exporter.diagnosis.several_nodes import Operation
-from gpu_exporter.diagnosis.training_loops import STRAGGLER, RankNow, self_times
+from gpu_exporter.diagnosis.training_loops import RankNow, self_times
 from gpu_exporter.diagnosis.window import Window
 
 _SIZES = ("0-1MiB", "1-16MiB", "16-256MiB", "256MiB+")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gpu_exporter.catalogue.failure_modes.host import CPU_STARVED
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.diagnose import Diagnosis
@@ -25,8 +26,6 @@ from gpu_exporter.sources.choice import is_local, make_source, recording
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.several_nodes import SeveralNodes
     from gpu_exporter.http.client import Remote
-
-STARVED = "GpuHostCpuStarved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def _name_neighbours(diagnoses: Iterable[Diagnosis], files: HostFiles) -> None:
     """Add what else uses the CPUs of a process on a GPU of this machine that gets too little CPU time."""
     for diagnosis in diagnoses:
         process = diagnosis.identity.process
-        if STARVED in (match.mode.name for match in diagnosis.matches) and process.get("pid", "").isdecimal():
+        if CPU_STARVED in (match.mode.name for match in diagnosis.matches) and process.get("pid", "").isdecimal():
             diagnosis.identity.neighbours = tuple(
                 f"process {other.pid} ({other.name}, {other.cpus:.2g} CPUs)"
                 for other in neighbours(files, int(process["pid"]))

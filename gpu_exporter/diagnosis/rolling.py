@@ -39,7 +39,7 @@ from gpu_exporter.model.snapshot import Snapshot
 
 # Families of gpu-exporter by which all its devices are known.
 _OF_GPUS = (m.UP, m.INFO, m.DOWN, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
-_OF_LINKS = (m.NIC_INFO, m.NIC_FAULT, m.LINK_UP, m.NVLINK_EXPECTED, m.NVLINK_COUNT)
+_OF_LINKS = (m.NIC_INFO, m.NIC_FAULT, m.LINK_UP, m.LINK_ERRORS[0], m.NVLINK_EXPECTED, m.NVLINK_COUNT)
 _IDENTIFYING = (*_OF_GPUS, *_OF_LINKS, m.INSTANCE_SLICES, m.HOST_PROCESS, m.POD_INFO, m.JOB_INFO, m.HEALTH_REASON)
 IDENTIFY = tuple(row.name for row in _IDENTIFYING)
 

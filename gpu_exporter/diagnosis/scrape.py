@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -124,6 +125,12 @@ def as_scraped(device: DeviceKey) -> DeviceKey:
 def key_of(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
     """Return the device of a sample, by its labels."""
     return DeviceKey(labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "") if per_instance else "")
+
+
+def natural(text: str) -> tuple[tuple[int, str], ...]:
+    """A key by which numbers in texts sort by their value: a number is its length and its digits."""
+    parts = (part.lstrip("0") if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9]+", text))
+    return tuple((len(part), part) if part.isdecimal() or not part else (-1, part) for part in parts)
 
 
 class ReadLabels:

@@ -84,7 +84,8 @@ def watch_nodes(
         list(pool.map(_WatchedNode.begin, nodes))
         watched = [node for node in nodes if node.scrapes]
         if not watched:
-            further = f" (and {len(nodes) - 1} more nodes)" if len(nodes) > 1 else ""
+            others = len(nodes) - 1
+            further = f" (and {others} more node{'s' * (others > 1)})" if others else ""
             raise GpuExporterError(f"no node answers: {nodes[0].problem}{further}")
         begin = time.monotonic()  # those that do not answer have taken their time
         while time.monotonic() < begin + seconds and not stop.wait(gather.TICK_SECONDS):

@@ -107,8 +107,8 @@ class ValueReader:
     ) -> Iterator[tuple[DeviceKey | None, float]]:
         """Yield the values of the samples, which are not just their numbers, with their devices."""
         way, is_selective = self.way, bool(self.way.where or self.way.any_of)
-        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
-        counts = by_name.get(m.XID_EVENTS.name) if way.codes else None
+        # gpu-exporter counts XIDs, so dcgm-exporter's gauges of the last code and of recent ones are not needed
+        counts = by_name.get(way.unless) if way.unless else None
         counted = {labels.get("UUID") for labels in counts.labels} if counts else ()
         clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
         for of_labels, number in zip(read.column(column).read, column.values, strict=True):
@@ -121,6 +121,8 @@ class ValueReader:
                 value = self._rate(at, of_labels, number)
             elif way.codes:  # how long a code has been shown is unknown, so every code counts
                 value = 1.0 if number in way.codes else None
+            elif way.counted is not None:
+                value = way.counted if number > 0 else None
             elif way.age_by:
                 clock = clocks.get(_exporter(of_labels.labels))
                 value = None if clock is None else clock - number

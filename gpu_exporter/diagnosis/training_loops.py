@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes.loops import RANK_ENDED, STALLED, STRAGGLER
 from gpu_exporter.conditions.averages import mean, median
 from gpu_exporter.conditions.evaluate import Device, Points
 from gpu_exporter.conditions.signal import Signal
@@ -24,7 +25,6 @@ from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, key_of, plausible
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.job_message import LONGEST_PHASE, ON_GPU, STEP_BUCKETS, TRAINING, WAITING
 
-STRAGGLER, STALLED, RANK_ENDED = "GpuJobStraggler", "GpuJobStalled", "GpuJobRankEnded"
 # The window of the recorded rates.
 RATE_SECONDS = 300.0
 # A rate is of at least so many seconds, and steps with a self time, if there are as many within RATE_SECONDS; of fewer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Device, Points, TermValues, latest
 from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
 from gpu_exporter.conditions.tree import Limits
-from gpu_exporter.diagnosis import training_loops
+from gpu_exporter.diagnosis import nvlinks, training_loops
 from gpu_exporter.diagnosis.scrape import (
     LARGEST,
     ByName,
@@ -28,7 +27,7 @@ from gpu_exporter.diagnosis.scrape import (
     SampleColumn,
     Scrape,
     ScrapedSample,
-    key_of,
+    natural,
     node_of,
     samples_by_name,
 )
@@ -55,8 +54,6 @@ PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id",
 
 # Which network ports are nearest to a GPU, and which of them have a fault.
 _PORTS = (m.NIC_INFO.name, m.NIC_FAULT.name)
-# Which NVLinks are active (only with `--metrics full`), how many should be, and how many there are.
-_NVLINKS = (m.LINK_UP.name, m.NVLINK_EXPECTED.name, m.NVLINK_COUNT.name)
 _ACTIONS = {action.value: action for action in Action}
 
 # All families that signals are made of, or that identify a GPU and its owner.
@@ -65,7 +62,7 @@ FAMILIES = tuple(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
         + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name, m.INSTANCE_SLICES.name, *_PORTS]
-        + [m.HEALTH_REASON.name, *_NVLINKS]
+        + [m.HEALTH_REASON.name, *nvlinks.FAMILIES]
         + [*training_loops.FAMILIES]
     )
 )
@@ -107,8 +104,8 @@ class DeviceIdentity:
     process: Mapping[str, str] = field(default_factory=dict)
     # The network ports nearest to the GPU, by their fault; all of them by "".
     ports: dict[str, list[str]] = field(default_factory=dict)
-    # The NVLinks that are down although all should be up, if they are known.
-    nvlinks_down: Sequence[str] = ()
+    # The NVLinks that a failure mode is about, if they are known, by its name.
+    nvlinks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # What repairs each fault that the verdict on the GPU names, by its reason.
     repairs: dict[str, Action] = field(default_factory=dict)
     # Other processes that use its CPUs, in words.
@@ -324,6 +321,7 @@ class Identities:
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, set[Claim]] = {}
+        self._nvlinks = nvlinks.NvlinkReader()
         # Of the last scrape: what labels say, by the names of their samples, and which devices these are of.
         self._columns: list[tuple[str, ReadColumn]] = []
         self._listed: Mapping[DeviceKey, DeviceIdentity] = {}
@@ -347,11 +345,11 @@ class Identities:
             for sample in by_name.get(m.INSTANCE_SLICES.name, ())
             if (of_labels := read(sample.labels))
         }
-        nvlinks_down = _nvlinks_down(by_name)
+        of_links = self._nvlinks.take(at, by_name)
         for device, identity in self._listed.items():
             earlier = self._devices.get(device, DeviceIdentity())
             self._devices[device] = identity.over(earlier, down.get(device, ""), slices.get(device, 0.0))
-            self._devices[device].nvlinks_down = nvlinks_down.get(device, ())
+            self._devices[device].nvlinks = of_links.get(device, {})
             self.seen_at[device] = at
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
@@ -361,7 +359,7 @@ class Identities:
             if len(claims) == 1:  # a GPU that several pods share has no single owner
                 ((devices[key].namespace, devices[key].pod, devices[key].workload),) = claims
         _set_shares(devices, self.seen_at)
-        return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+        return dict(sorted(devices.items(), key=lambda item: (item[1].node, natural(item[1].gpu), item[0])))
 
 
 def _identified(
@@ -415,27 +413,6 @@ def _identified(
     return devices, owners, SampleColumn(OWNERS_INFO, labels_of, list(allocated.values()))
 
 
-def _nvlinks_down(by_name: ByName) -> Mapping[DeviceKey, Sequence[str]]:
-    """Return the NVLinks that are down, by GPU, of GPUs all of whose NVLinks should be up."""
-    down: dict[DeviceKey, list[str]] = defaultdict(list)
-    for sample in by_name.get(m.LINK_UP.name, ()):
-        if sample.value == 0:
-            labels = sample.labels
-            # On a page, NVLinks have the label of DCGM's links; in a snapshot, that of all other series.
-            uuid = labels.get("gpu_uuid") or labels.get("UUID", "")
-            down[DeviceKey(labels.get("cluster", ""), uuid, "")].append(labels.get("nvlink", ""))
-    if not down:
-        return down
-    expected, there = (_of_gpus(by_name, name) for name in (m.NVLINK_EXPECTED.name, m.NVLINK_COUNT.name))
-    whole = {gpu for gpu, links in there.items() if expected.get(gpu) == links}
-    return {gpu: sorted(links, key=_natural) for gpu, links in down.items() if gpu in whole}
-
-
-def _of_gpus(by_name: ByName, name: str) -> Mapping[DeviceKey, float]:
-    samples = by_name.get(name, ())
-    return {key_of(labels, per_instance=False): value for _, labels, value in samples if labels.get("UUID")}
-
-
 def _read(columns: Mapping[str, ReadColumn], name: str) -> Iterable[ReadLabels]:
     return columns[name].of_devices() if name in columns else ()
 
@@ -465,12 +442,6 @@ def _set_shares(devices: Mapping[DeviceKey, DeviceIdentity], seen_at: Mapping[De
         slices = sum(part.slices for part in parts)
         for part in parts:
             part.share = part.slices / slices if part.slices else 1 / len(parts)
-
-
-def _natural(text: str) -> tuple[tuple[int, str], ...]:
-    """A key by which numbers in texts sort by their value: a number is its length and its digits."""
-    parts = (part.lstrip("0") if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9]+", text))
-    return tuple((len(part), part) if part.isdecimal() or not part else (-1, part) for part in parts)
 
 
 def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:

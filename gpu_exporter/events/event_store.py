@@ -21,17 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.events.event_log import LARGEST_STATE, VERSION, Event, EventLog, SavedEvents, decode
-from gpu_exporter.io.file_access import FileWorker, InUse, ProblemLog, lock, open_regular
+from gpu_exporter.io.file_access import FileWorker, InUse, ProblemLog, WaitingWriters, lock, open_regular
 from gpu_exporter.io.state_version import NewerStateError
 
 log = logging.getLogger(__name__)
 
 # The history is rotated at this size, and one older file is kept.
 LARGEST = 1 << 20
-IN_USE = (
-    "{}: another gpu-exporter uses this state directory: XIDs are not saved until it ends; if it is to run on, give one"
-    " of them another --state-dir"
-)
 
 
 class EventStore:
@@ -41,11 +37,11 @@ class EventStore:
     nothing is saved beside one of a newer gpu-exporter.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, waiting: WaitingWriters | None = None) -> None:
         self._lock_file = directory / "events.lock"
         # Closing its file gives up the lock.
         self._lock_held: Callable[[], object] | None = None
-        self._waited = False
+        self._waited, self._waiting = False, waiting or WaitingWriters()
         self._state = directory / "events.json"
         self._history = directory / "events.jsonl"
         self._worker = FileWorker("state")
@@ -60,7 +56,7 @@ class EventStore:
             with contextlib.suppress(FileNotFoundError):  # the directory is made when there is something to save
                 self._worker.call(self._lock)
         except InUse as error:
-            self._problems.report(str(error))
+            self._waiting.add(self, error)
         except OSError:  # if it cannot be written, saving says so
             pass
         try:
@@ -93,7 +89,7 @@ class EventStore:
             descriptor = lock(self._lock_file)
         except BlockingIOError:
             self._waited = True
-            raise InUse(IN_USE.format(self._state.parent)) from None
+            raise InUse(self._state.parent) from None
         except OSError as error:
             error.filename = str(self._lock_file)
             raise
@@ -143,7 +139,7 @@ class EventStore:
             self._worker.call(lambda: self._save(events, settled))
         except InUse as error:
             events.changed = True
-            self._problems.report(str(error))
+            self._waiting.add(self, error)
         except NewerStateError as error:
             events.changed = True
             self._complain_of_newer(error)
@@ -154,6 +150,7 @@ class EventStore:
             self._problems.report(f"{where}: {_reason(error)}; XIDs are not kept over a restart (--state-dir)")
         else:
             self._problems.report("")
+            self._waiting.remove(self)
 
     def close(self) -> None:
         """Let another process save its events here."""

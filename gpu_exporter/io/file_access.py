@@ -13,6 +13,8 @@ from concurrent import futures
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 # The longest that reading or writing a file may take.
@@ -88,6 +90,29 @@ def refuse_unwritable(path: Path) -> None:
 
 class InUse(OSError):
     """Another process uses a directory whose files have one writer."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            f"{directory}: another gpu-exporter uses this state directory: XIDs, incidents and what GPUs did for jobs"
+            " are not saved until it ends; if it is to run on, give one of them another --state-dir"
+        )
+
+
+class WaitingWriters:
+    """Which writers of this process wait for another one that uses their directory. The first one says so."""
+
+    def __init__(self) -> None:
+        self._writers: set[object] = set()
+
+    def add(self, writer: object, error: InUse) -> None:
+        """Log the error, unless a writer waits already."""
+        if not self._writers:
+            log.warning("%s", error)
+        self._writers.add(writer)
+
+    def remove(self, writer: object) -> None:
+        """Note that a writer does not wait."""
+        self._writers.discard(writer)
 
 
 def lock(path: Path) -> int:

@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.peer_series import PEERS, WITHOUT, PeerExporter, Pee
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.yaml_decoding import yaml_root
 from gpu_exporter.migration.promql import parse, selectors
-from gpu_exporter.migration.rewrite import Rewritten, rewrite, rewrite_selector
+from gpu_exporter.migration.rewrite import CannotRewriteError, Rewritten, rewrite, rewrite_selector
 
 _LABEL_VALUES = re.compile(r"\s*label_values\(\s*(?:(?P<query>.+?)\s*,\s*)?(?P<label>\w+)\s*\)\s*", re.DOTALL)
 _QUERY_RESULT = re.compile(r"\s*query_result\((?P<query>.+)\)\s*", re.DOTALL)
@@ -63,16 +63,17 @@ class Migration:
             return self._rules(content)
         document = json_as(dict[str, Any], content)
         try:
-            for peer in self._read_by(document):
-                document = _Dashboard(self, peer).migrated(document)
+            if labels := self._labels(document):
+                document = _Dashboard(self, labels).migrated(document)
             return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         except RecursionError:
             raise ValueError("nested too deeply") from None
 
-    def _read_by(self, document: Any) -> list[PeerExporter]:
+    def _labels(self, document: Any) -> Mapping[str, str]:
+        """Return the new names of the labels of all exporters that a dashboard reads."""
         text = json.dumps(document)
-        names = {name for name in self.series if name in text}
-        return [peer for peer in PEERS if any(self.series[name].peer is peer for name in names)]
+        peers = dict.fromkeys(self.series[name].peer.name for name in self.series if name in text)
+        return {old: new for peer in PEERS if peer.name in peers for old, new in peer.labels.items()}
 
     def _rules(self, content: str) -> str:
         """Replace queries in place, so that comments and the order of everything else stay."""
@@ -93,10 +94,10 @@ class Migration:
             edits.append(_edit(content, expr, new.text))
             if not new.done:  # its texts name the labels that it has
                 continue
-            peer = self._peer(expr.value, recorded)
+            labels = self._peer(expr.value, recorded).labels
             for texts in (values.get("annotations"), values.get("labels")):
                 for _, value in texts.value if isinstance(texts, MappingNode) else ():
-                    if isinstance(value, ScalarNode) and (text := _referenced(value.value, peer)) != value.value:
+                    if isinstance(value, ScalarNode) and (text := _referenced(value.value, labels)) != value.value:
                         edits.append(_edit(content, value, text))
         for begin, end, text in sorted(edits, reverse=True):
             content = content[:begin] + text + content[end:]
@@ -162,17 +163,17 @@ def _edit(content: str, node: ScalarNode, text: str) -> tuple[int, int, str]:
     return begin, end, written + ending
 
 
-def _referenced(text: str, peer: PeerExporter) -> str:
+def _referenced(text: str, labels: Mapping[str, str]) -> str:
     """Return a text with the new names of the labels that it refers to."""
-    return _REFERENCE.sub(lambda found: found["before"] + peer.labels.get(found["label"], found["label"]), text)
+    return _REFERENCE.sub(lambda found: found["before"] + labels.get(found["label"], found["label"]), text)
 
 
 class _Dashboard:
     """Rewrites one dashboard: its queries, and the labels that legends, tables, links and variables name."""
 
-    def __init__(self, migration: Migration, peer: PeerExporter) -> None:
-        self._migration, self._peer = migration, peer
-        self._words = re.compile(rf"(?<![\w$])(?:{'|'.join(peer.labels)})(?!\w)")
+    def __init__(self, migration: Migration, labels: Mapping[str, str]) -> None:
+        self._migration, self._names = migration, labels
+        self._words = re.compile(rf"(?<![\w$])(?:{'|'.join(labels)})(?!\w)")
 
     def migrated(self, value: Any, key: str = "") -> Any:
         """Return a part of the document; `key` is where it stands."""
@@ -193,7 +194,7 @@ class _Dashboard:
             case list():
                 return [self.migrated(each) for each in value]
             case str() if key in ("legendFormat", "url"):
-                return _referenced(value, self._peer)
+                return _referenced(value, self._names)
         return value
 
     def _labels(self, value: Any) -> Any:
@@ -211,7 +212,7 @@ class _Dashboard:
         return value
 
     def _renamed(self, label: str) -> str:
-        return self._peer.labels.get(label, label)
+        return self._names.get(label, label)
 
     def _in_words(self, text: str) -> str:
         return self._words.sub(lambda found: self._renamed(found[0]), text)
@@ -243,5 +244,9 @@ class _Dashboard:
             return None
         if not found["query"]:
             return f"label_values({self._renamed(label)})"
-        selector = rewrite_selector(found["query"], self._migration.series)
+        try:
+            selector = rewrite_selector(found["query"], self._migration.series)
+        except CannotRewriteError as error:
+            self._migration.refuse(text, str(error))
+            return None
         return None if selector is None else f"label_values({selector}, {self._renamed(label)})"

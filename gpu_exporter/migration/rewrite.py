@@ -79,7 +79,7 @@ def rewrite(
         nodes = parse(query)
     except ValueError as error:
         reads = any(name in query for name in series)
-        return _refused(query, f"not PromQL: {printable(str(error), 100)}") if reads else None
+        return _refused(query, _not_promql(error)) if reads else None
     if not any(
         _peers(selector, series) or selector.name in recorded or _unlisted(selector, series)
         for selector in selectors(nodes)
@@ -99,14 +99,25 @@ def rewrite_selector(query: str, series: Mapping[str, PeerSeries]) -> str | None
     """Return a selector of whose samples only the labels matter, or None if it selects nothing of another exporter.
 
     Any series of a GPU without a counterpart is replaced by `gpu_info`, which every GPU has.
+
+    Raises CannotRewriteError if it reads another exporter and is not PromQL, or names a label without a counterpart.
     """
-    nodes = parse(query)
+    try:
+        nodes = parse(query)
+    except ValueError as error:
+        if any(name in query for name in series):
+            raise CannotRewriteError(_not_promql(error)) from None
+        return None
     if len(nodes) != 1 or not isinstance(nodes[0], SeriesSelector) or nodes[0].name not in series:
         return None
     found = series[nodes[0].name]
     if found.metric is None and found.of_gpu:
         series = {**series, found.name: replace(found, metric=INFO)}
     return None if series[found.name].metric is None else _Writer(nodes, series).selector(nodes[0])
+
+
+def _not_promql(error: ValueError) -> str:
+    return f"not PromQL: {printable(str(error), 100)}"
 
 
 def _refused(query: str, reason: str) -> Rewritten:
@@ -345,7 +356,7 @@ class _Writer:
 def _with_prefix(value: str, prefix: str, *, regex: bool) -> str:
     """Return a quoted value with its prefix; a variable of Grafana has it already."""
     quote, text = value[0], value[1:-1]
-    if not prefix or not text or "$" in text or text in (".*", ".+"):
+    if not prefix or not text or "$" in text or "[[" in text or text in (".*", ".+"):
         return value
     return f"{quote}{prefix}(?:{text}){quote}" if regex else f"{quote}{prefix}{text}{quote}"
 

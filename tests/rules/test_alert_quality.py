@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,6 +215,22 @@ def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> No
     tell(tmp_path, Story(made, {**first, **after}, ("GpuXidFatal",)), interval=COARSE)
 
 
+def test_the_count_of_recent_xids(tmp_path: Path) -> None:
+    """dcgm-exporter's count of five minutes without its gauge: the alert on a drain code lasts a day, others do not."""
+    made, (gpu,) = fleet(26, DCGM)
+    gpu.put(0, always(WORKS))
+    labels = {"job": DCGM.exporter, "instance": "n:9400", "gpu": "0", "UUID": gpu.device.uuid}
+    for xid, begin in (("79", HOUR), ("31", 2 * HOUR)):
+        key = m.EXP_XID_COUNT.name, tuple({**labels, "window_size_in_ms": "300000", "xid": xid}.items())
+        made.series[key] = [(begin, None), (steps(5), 1.0)]
+    fatal, application = ("GpuXidFatal", "critical", "0"), ("GpuXidApplication", "info", "0")
+    expected: Mapping[float, Sequence[Alert]] = {
+        **{58: [], 62: [fatal], 119: [fatal], 123: [application, fatal], 135: [fatal]},
+        **{24 * 60: [fatal], 1530: []},
+    }
+    tell(tmp_path, Story(made, expected, ("GpuXidApplication", "GpuXidFatal")), interval=COARSE)
+
+
 def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
     """It fires again within a day of the first one."""
     made, (gpu,) = fleet(26, DCGM)
@@ -289,3 +306,15 @@ def test_a_gap_does_not_restart_the_hold(tmp_path: Path, generation: Generation)
     made.silence("n", steps(42), 6)
     found = [("GpuCollectiveStall", "warning", str(gpu)) for gpu in range(2)]
     tell(tmp_path, Story(made, {41: [], 56: found, 85: found}, ("GpuCollectiveStall",)))
+
+
+def test_a_counted_hold_survives_missing_scrapes(tmp_path: Path) -> None:
+    """Of which one in ten fails: the alert comes, and does not flap. An `Integral` would stand still meanwhile."""
+    made, (gpu,) = fleet(5, DCGM)
+    gpu.put(0, [Stretch(5 * HOUR, {**BOARD, **p.ONE_THREAD}, owner=rank("job"))])
+    missing = random.Random(1)
+    for step in range(5 * HOUR):
+        if missing.random() < 0.1:
+            made.silence("n", step, STEP / 60)
+    found = [("GpuFakeLoad", "warning", "0")]
+    tell(tmp_path, Story(made, {10: [], **{60 + 2 * n: found for n in range(115)}}, ("GpuFakeLoad",)))

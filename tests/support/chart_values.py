@@ -179,6 +179,15 @@ PODS: Sequence[tuple[Values, str]] = [
     ({"hostAliases": [{"ip": "dcgm", "hostnames": ["a"]}]}, f"at '/hostAliases/0/ip': 'dcgm' {PATTERN}"),
     ({"hostAliases": [{"ip": "10.0.0.7"}]}, "at '/hostAliases/0': missing property 'hostnames'"),
     ({"minReadySeconds": -1}, "at '/minReadySeconds': minimum: got -1, want 0"),
+    (
+        {"terminationGracePeriodSeconds": 2**31},
+        "at '/terminationGracePeriodSeconds': maximum: got 2.147483648",
+    ),
+    ({"remediation": {"replicas": 2**31}}, "at '/remediation/replicas': maximum: got 2.147483648"),
+    (
+        {"remediation": {"config": {"exporters": {"port": 0}}}},
+        "at '/remediation/config/exporters/port': minimum: got 0",
+    ),
     ({"startupProbe": {"timeout": 1}}, f"at '/startupProbe': {UNKNOWN} 'timeout' not allowed"),
     ({"openShift": {"scc": "yes"}}, "at '/openShift/scc': got string, want boolean"),
     ({"extraVolumeMounts": [{"name": "a"}]}, "at '/extraVolumeMounts/0': missing property 'mountPath'"),

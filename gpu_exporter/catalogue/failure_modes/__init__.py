@@ -48,7 +48,7 @@ check(MODES)
 # What each mode explains, and where.
 EFFECTS = effects(MODES)
 # What is found on the ranks of a job that wait, and on those of one that stands still.
-_WAITS, STALLS = "GpuCommunicationBound", ("GpuCollectiveStall", "GpuJobStalled")
+_WAITS, STALLS = "GpuCommunicationBound", (distributed.COLLECTIVE_STALL, loops.STALLED)
 _EXPLAIN_WAITS = [
     mode for mode in MODES if any(Place.JOB in EFFECTS[mode.name].get(name, ()) for name in (_WAITS, *STALLS))
 ]

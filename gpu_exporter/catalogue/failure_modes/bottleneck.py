@@ -13,6 +13,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Injec
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, OrIfKnown, Over
 from gpu_exporter.model.verdict import Action
 
+LAUNCH_BOUND = "GpuLaunchBound"
 MINUTE = 60.0
 SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, as a share of the power limit", a.POWER)
 # A constant load at the edge of two buckets seems to swing by 40 W, whatever the power limit of the GPU is.
@@ -196,7 +197,7 @@ MODES = (
         "follow that runbook first.",
     ),
     FailureMode(
-        "GpuLaunchBound",
+        LAUNCH_BOUND,
         Domain.BOTTLENECK,
         Severity.INFO,
         30 * MINUTE,
@@ -243,7 +244,7 @@ MODES = (
         cause=Cause.HOST,
         explains={
             Place.GPU: (
-                "GpuLaunchBound",
+                LAUNCH_BOUND,
                 "GpuHostBound",
             )
         },

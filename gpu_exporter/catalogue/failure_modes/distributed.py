@@ -40,6 +40,7 @@ from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
 # What only minutes can tell.
+COLLECTIVE_STALL = "GpuCollectiveStall"
 ALWAYS_LAST = "GpuStragglerLaunchBound"
 
 # fmt: off
@@ -153,7 +154,7 @@ ACROSS_CLIQUES = Unless(
 
 MODES = (
     FailureMode(
-        "GpuCollectiveStall",
+        COLLECTIVE_STALL,
         Domain.DISTRIBUTED,
         Severity.WARNING,
         10 * MINUTE,

@@ -10,6 +10,7 @@ from gpu_exporter.model.verdict import Action
 # The labels of a fault: the name of its alert, and the code of an XID.
 CAUSE, XID = "cause", "xid"
 # A fault that a node has had within so long is not new. It bridges the restart of Prometheus.
+FLEET_FAULT = "GpuFleetFault"
 BEFORE = "1h"
 FAULTS = "incident:fault:nodes"
 FAULT_KEY = f"cluster, {CAUSE}, {XID}"
@@ -47,7 +48,7 @@ _INJECTED = (
 
 MODES = (
     FailureMode(
-        "GpuFleetFault",
+        FLEET_FAULT,
         Domain.HEALTH,
         Severity.CRITICAL,
         0,
@@ -65,7 +66,7 @@ and on ({FAULT_KEY}) (
   or
   ({_begun(WINDOW)} >= {{{NODES.name}}}) / on (cluster) group_left () max_over_time(cluster:nodes:count[1h]) >= {{{SHARE.name}}}
   or
-  max_over_time(ALERTS{{alertname="GpuFleetFault", alertstate="firing"}}[1h])
+  max_over_time(ALERTS{{alertname="{FLEET_FAULT}", alertstate="firing"}}[1h])
 )""",
         limits=(NODES, SHARE),
         scope=Scope.FLEET,

@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     Severity,
     slows_down,
 )
-from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, FASTEST, LOW_MARGIN, TELEMETRY
+from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, FASTEST, FATAL_XID, LOST, LOW_MARGIN, TELEMETRY
 from gpu_exporter.catalogue.faults import MARGIN as MARGIN_FAULT
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, NodeMax, Or, OrIfKnown, Over, Unless
@@ -25,6 +25,8 @@ from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
+# Names of modes that other modules need. Those in catalogue/faults.py are of modes that alert on faults.
+NVLINK_ERRORS, METRICS_MISSING = "GpuNvlinkErrors", "GpuMetricsMissing"
 
 # fmt: off
 XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID of an application, or on an undocumented one, lasts after the XID", a.COUNTS)
@@ -82,7 +84,7 @@ _NO_LIST = f'({m.SOURCE_DOWN}{{reason!="no_gpu"}} or {m.SOURCE_DOWN}{{source="{D
 
 MODES = (
     FailureMode(
-        "GpuLost",
+        LOST,
         Domain.HEALTH,
         Severity.CRITICAL,
         2 * MINUTE,
@@ -160,7 +162,7 @@ MODES = (
         "GpuExporterDown fires instead of this alert.",
     ),
     FailureMode(
-        "GpuXidFatal",
+        FATAL_XID,
         Domain.HEALTH,
         Severity.CRITICAL,
         0,
@@ -174,10 +176,10 @@ MODES = (
         _on(s.XID_FATAL),
         explains={
             Place.GPU: (
-                "GpuLost",
+                LOST,
                 "GpuRecoveryActionRequired",
                 "GpuNvlinkDown",
-                "GpuNvlinkErrors",
+                NVLINK_ERRORS,
                 "GpuRowRemapPending",
                 "GpuTelemetryStale",
                 "GpuXidUnknown",
@@ -230,8 +232,8 @@ MODES = (
         OrIfKnown(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
         explains={
             Place.GPU: (
-                "GpuXidFatal",
-                "GpuLost",
+                FATAL_XID,
+                LOST,
                 "GpuRecoveryActionRequired",
                 "GpuRowRemapPending",
                 "GpuRetiredPagesPending",
@@ -282,7 +284,7 @@ MODES = (
         explains={
             Place.GPU: (
                 "GpuEccUncorrectable",
-                "GpuXidFatal",
+                FATAL_XID,
                 "GpuRecoveryActionRequired",
                 "GpuRowRemapPending",
                 "GpuSpareRowsLow",
@@ -370,7 +372,7 @@ MODES = (
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_EXPECTED), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
-        explains=slows_down("GpuNvlinkErrors", "GpuNvlinkImbalance"),
+        explains=slows_down(NVLINK_ERRORS, "GpuNvlinkImbalance"),
         meaning="Some NVLinks of this GPU are up, and others that should be up are down. On SXM boards and in an "
         "NVSwitch fabric, all should be up; on boards with bridges, those that were up before, also on other GPUs of the "
         "same model on the node.",
@@ -758,7 +760,7 @@ MODES = (
         "link: a slower one is reported later.",
     ),
     FailureMode(
-        "GpuNvlinkErrors",
+        NVLINK_ERRORS,
         Domain.HEALTH,
         Severity.WARNING,
         5 * MINUTE,
@@ -941,7 +943,7 @@ max by (cluster, job, instance) (
   unless {_RELEASED_NODE}
 )""",
         scope=Scope.FLEET,
-        explains={Place.NODE: ("GpuTelemetryStale", "GpuMetricsMissing")},
+        explains={Place.NODE: ("GpuTelemetryStale", METRICS_MISSING)},
         meaning="The exporter answers, but what it reads the GPUs through does not: the DCGM host engine is down, restarts "
         "again and again, hangs or is overloaded, its bindings are missing, or the driver's library cannot be used. "
         "This says nothing about the GPUs, which may be healthy and at work.",
@@ -993,10 +995,10 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         explains={
             Place.NODE: (
                 "GpuSourceDown",
-                "GpuLost",
+                LOST,
                 "GpuTelemetryStale",
                 "GpuAttributionDown",
-                "GpuMetricsMissing",
+                METRICS_MISSING,
             )
         },
         meaning="Prometheus cannot scrape an exporter. The state of its GPUs is unknown, which does not mean that "
@@ -1075,7 +1077,7 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         "single job file that cannot be read counts as no answer, although the other files are read.",
     ),
     FailureMode(
-        "GpuMetricsMissing",
+        METRICS_MISSING,
         Domain.HEALTH,
         Severity.WARNING,
         30 * MINUTE,

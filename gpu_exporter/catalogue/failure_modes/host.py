@@ -27,6 +27,7 @@ from gpu_exporter.catalogue.failure_modes.mode import (
 from gpu_exporter.conditions.tree import And, Calc, Compare, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
+CPU_STARVED = "GpuHostCpuStarved"
 MINUTE = 60.0
 
 # fmt: off
@@ -109,7 +110,7 @@ MODES = (
         And(HAS_GAPS, IS_THROTTLED),
         shows=mean(s.THROTTLED),
         cause=Cause.HOST,
-        explains=slows_down("GpuHostCpuStarved", *STARVED_GPU, job=("GpuJobGoodputLow",)),
+        explains=slows_down(CPU_STARVED, *STARVED_GPU, job=("GpuJobGoodputLow",)),
         meaning="The cgroup of the process has used up its CPU limit (`cpu.max`, or `cpu.cfs_quota_us` with cgroup v1) in "
         "a large part of the periods, and was stopped until the next period. Meanwhile nothing launches work on the GPU.",
         impact="The time in which the process is stopped is lost, although CPUs may be idle.",
@@ -157,7 +158,7 @@ MODES = (
         + " A process with old pages in swap that reads memory-mapped files is reported if the GPU waits.",
     ),
     FailureMode(
-        "GpuHostCpuStarved",
+        CPU_STARVED,
         Domain.BOTTLENECK,
         Severity.WARNING,
         10 * MINUTE,

@@ -32,6 +32,7 @@ from gpu_exporter.model.job_message import ACTIVITIES, ON_GPU, STEP_BUCKETS, TRA
 from gpu_exporter.model.verdict import Action
 
 # Steps of half a second, four fifths of which are self time, and most of that is the backward pass.
+STRAGGLER, STALLED, RANK_ENDED = "GpuJobStraggler", "GpuJobStalled", "GpuJobRankEnded"
 STEP_SECONDS, SELF_SHARE = 0.5, 0.8
 PHASES = {"forward": 0.25, "backward": 0.45, "waiting": 0.2}
 TOKENS_PER_SECOND, FLOPS_PER_SECOND, PEAK, INJECTED_DATA_SHARE = 8000.0, 4e14, 1e15, 0.02
@@ -132,7 +133,7 @@ _TIMER = "The alert needs a [step timer](../training.md) in the training loop an
 
 OF_JOBS = (
     FailureMode(
-        "GpuJobStalled",
+        STALLED,
         Domain.DISTRIBUTED,
         Severity.WARNING,
         0.0,
@@ -176,7 +177,7 @@ OF_JOBS = (
         "step, is not reported. " + _TIMER,
     ),
     FailureMode(
-        "GpuJobRankEnded",
+        RANK_ENDED,
         Domain.DISTRIBUTED,
         Severity.WARNING,
         2 * MINUTE,
@@ -195,7 +196,7 @@ OF_JOBS = (
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
-        explains={Place.JOB: ("GpuJobStalled", "GpuCollectiveStall", "GpuJobGoodputLow", "GpuAllocatedIdle")},
+        explains={Place.JOB: (STALLED, "GpuCollectiveStall", "GpuJobGoodputLow", "GpuAllocatedIdle")},
         meaning="The process of a rank has ended or sends nothing, while other ranks of its job on the same node go on "
         "training. The exporter sees the end at once if the process dies, and after 30 s if it is stopped.",
         impact="The other ranks wait for this one in their next collective, until NCCL's timeout or for ever.",
@@ -209,7 +210,7 @@ OF_JOBS = (
         "`timer.checkpoint()`. Jobs with all of their ranks on other nodes are compared on each node alone. " + _TIMER,
     ),
     FailureMode(
-        "GpuJobStraggler",
+        STRAGGLER,
         Domain.DISTRIBUTED,
         Severity.WARNING,
         5 * MINUTE,

@@ -208,7 +208,7 @@ def test_names_can_be_masked(diagnosed: Diagnosed) -> None:
 
 
 def test_without_any_node(diagnosed: Diagnosed) -> None:
-    with pytest.raises(GpuExporterError, match=r"no node answers: http://127.0.0.1:9: .* \(and 1 more nodes\)"):
+    with pytest.raises(GpuExporterError, match=r"no node answers: http://127.0.0.1:9: .* \(and 1 more node\)"):
         diagnosed(urls=["http://127.0.0.1:9", "http://127.0.0.1:11"])
 
 

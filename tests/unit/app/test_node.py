@@ -13,6 +13,7 @@ from gpu_exporter.app.node import ProcessMetrics, _kernel_log
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
 from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.io.file_access import WaitingWriters
 from gpu_exporter.io.user_text import hostengine
 from tests.unit.pipeline.test_metrics_change import FakeSource
 
@@ -35,7 +36,7 @@ def test_kernel_log_is_of_the_machine_of_the_gpus(
     log = tmp_path / "kern.log"
     log.write_text("")
     config = Config(source="dcgm", dcgm_hostengine=hostengine(engine), **{"kernel_log": log, **settings})
-    watch = _kernel_log(EventLog(load(None), lambda pci: None), source, config)
+    watch = _kernel_log(EventLog(load(None), lambda pci: None), source, config, WaitingWriters())
 
     assert (watch.reason == "") is followed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,50 @@ def test_every_setting_can_be_set() -> None:
     assert not free & set(chart_values.MANAGED)
     known = {value.path for value in chart_values.values()}
     assert set(chart_values.MANAGED.values()) - known == {"the node's own name"}
+
+
+def whole_numbers(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
+    """Yield the schemas of whole numbers within a schema, without amounts of resources, by their paths."""
+    if "integer" in schema.get("type", "") and not path.endswith(("memory", "ephemeral-storage", "hugepages-")):
+        yield path, schema
+    for key in ("properties", "patternProperties"):
+        for name, inner in schema.get(key, {}).items():
+            yield from whole_numbers(inner, f"{path}/{name}")
+    if isinstance(items := schema.get("items"), dict):
+        yield from whole_numbers(items, f"{path}/0")
+
+
+def test_whole_numbers_have_bounds() -> None:
+    """Those of Kubernetes, which refuses others only when objects are applied; a seed may be larger."""
+    found = dict(whole_numbers(json.loads((CHART / "values.schema.json").read_text())))
+    assert len(found) > 50
+    for path, schema in found.items():
+        largest = 2**53 if path == "/config/seed" else 2**31 - 1
+        assert {"minimum", "maximum"} <= schema.keys(), f"{path}: give it a minimum and a maximum"
+        assert -largest <= schema["minimum"] <= schema["maximum"] <= largest, path
+
+
+def test_the_largest_numbers_are_rendered_as_they_are() -> None:
+    """Kubernetes refuses 2.147483647e+09 where it expects a whole number."""
+    largest = 2**31 - 1
+    ids = {"runAsGroup": largest, "fsGroup": largest, "supplementalGroups": [largest]}
+    values = {
+        **dict.fromkeys(("minReadySeconds", "revisionHistoryLimit", "terminationGracePeriodSeconds"), largest),
+        "podSecurityContext": ids,
+        "livenessProbe": dict.fromkeys(("initialDelaySeconds", "periodSeconds", "failureThreshold"), largest),
+        "tolerations": [{"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": -largest}],
+        "updateStrategy": {"rollingUpdate": {"maxUnavailable": largest}},
+        "remediation": {"enabled": True, "replicas": largest, "pools": [{"name": "all"}]},
+    }
+    found = objects(values)
+    daemons, deployment = only(found, "DaemonSet")["spec"], only(found, "Deployment")["spec"]
+    assert (daemons["minReadySeconds"], daemons["revisionHistoryLimit"], deployment["replicas"]) == (largest,) * 3
+    assert daemons["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == largest
+    spec = daemons["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == largest
+    assert {key: spec["securityContext"][key] for key in ids} == ids
+    assert exporter(found)["livenessProbe"]["failureThreshold"] == largest
+    assert -largest in [each.get("tolerationSeconds") for each in spec["tolerations"]]
 
 
 def test_numbers_stay_what_they_are() -> None:

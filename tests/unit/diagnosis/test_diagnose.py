@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner, workload_of
 from gpu_exporter.conditions import evaluate
 from gpu_exporter.conditions.evaluate import value
-from gpu_exporter.conditions.signal import Read
+from gpu_exporter.conditions.signal import Read, Signal
 from gpu_exporter.conditions.tree import And, Compare, Fn, Or, Over, Unless
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.diagnose import diagnose
@@ -186,6 +186,49 @@ def test_dcgm_exporters_last_xid_is_a_fallback() -> None:
 
     assert [m.mode.name for m in diagnose(without)[0].matches] == ["GpuXidFatal"]
     assert not diagnose(counted)[0].matches
+
+
+@pytest.mark.parametrize(
+    ("further", "power", "shown"),
+    [
+        ((), 690.0, {s.POWER_USE: 690 / 700, s.SM_CLOCK: 1.2e9}),
+        ((), 500.0, {}),
+        ((("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", 4.0),), 690.0, {}),
+    ],
+    ids=["at the limit", "below it", "with reasons"],
+)
+def test_power_at_its_limit_without_reasons_is_shown(
+    further: tuple[tuple[str, float], ...], power: float, shown: Mapping[Signal, float]
+) -> None:
+    """Beside a low clock, whose reason is unknown: it is neither called throttled nor called fine."""
+    rows = (
+        ("DCGM_FI_DEV_POWER_USAGE", power),
+        ("DCGM_FI_DEV_POWER_MGMT_LIMIT", 700.0),
+        ("DCGM_FI_DEV_SM_CLOCK", 1200.0),
+    )
+    active = [(f"DCGM_FI_PROF_{name}", 0.95) for name in ("GR_ENGINE_ACTIVE", "SM_ACTIVE", "PIPE_TENSOR_ACTIVE")]
+    (found,) = diagnose(seen([_page(*active, ("DCGM_FI_PROF_DRAM_ACTIVE", 0.2), *rows, *further)], {}))
+
+    numbers = {term.signal: number for term, number in found.numbers.items() if isinstance(term, Over)}
+    assert {signal: numbers[signal] for signal in (s.POWER_USE, s.SM_CLOCK) if signal in numbers} == shown
+    assert found.bottleneck is not None
+    assert found.bottleneck.name == "compute-bound"
+    assert ("GpuPowerBrake" in found.unknown) == (not further)
+
+
+@pytest.mark.parametrize(
+    ("xid", "count", "found"),
+    [("79", 1.0, ["GpuXidFatal"]), ("79", 0.0, []), ("31", 2.0, ["GpuXidApplication"]), ("63", 1.0, [])],
+)
+def test_dcgm_exporters_count_of_recent_xids_is_a_fallback(xid: str, count: float, found: list[str]) -> None:
+    """Also without its gauge of the last code."""
+
+    def names(*further: tuple[str, float]) -> list[str]:
+        window = seen([_page(("DCGM_EXP_XID_ERRORS_COUNT", count), *further, xid=xid)], {})
+        return [match.mode.name for match in diagnose(window)[0].matches]
+
+    assert names() == found
+    assert names(("gpu_xid_events_total", 1.0)) == []
 
 
 def test_a_shared_gpu_has_no_owner() -> None:

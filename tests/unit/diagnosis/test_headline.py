@@ -17,7 +17,7 @@ class Unnamed:
 
     workload = ""
     ports: Mapping[str, Sequence[str]] = MappingProxyType({})
-    nvlinks_down: Sequence[str] = ()
+    nvlinks: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class OfNothing:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.diagnosis import history_store
 from gpu_exporter.diagnosis.ended_jobs import JobReports
 from gpu_exporter.diagnosis.history_store import HistoryStore
@@ -18,6 +19,9 @@ from gpu_exporter.diagnosis.job_usage import USAGE_SECONDS, JobUsage, rank_sampl
 from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS, GpuUsage, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.event_store import EventStore
+from gpu_exporter.io.file_access import InUse, WaitingWriters
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.reports.masking import Names
@@ -308,7 +312,24 @@ def test_a_second_exporter_of_the_directory_writes_once_the_first_has_ended(
     second.close()
     assert [each["usage"]["start"] - BEGIN for each in lines(tmp_path)] == [21.0, 621.0, 1221.0]
     (said,) = caplog.messages
-    assert said.startswith(f"{tmp_path}: another gpu-exporter uses this state directory: incidents and what GPUs did")
+    assert said == str(InUse(tmp_path))
+
+
+def test_two_exporters_of_one_directory_say_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Events and history have a file with a lock each, but a person needs one line."""
+
+    def exporter() -> tuple[EventLog, EventStore, KeptHistory]:
+        waiting = WaitingWriters()
+        return EventLog(load(), lambda pci: None), EventStore(tmp_path, waiting), KeptHistory(tmp_path, waiting=waiting)
+
+    first, second, values = exporter(), exporter(), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    for number in range(42):
+        taken = snapshots([values], begin=BEGIN + 30 * number, job="train")
+        for log, events, kept in (first, second):
+            events.save(log, 0)
+            kept.take(watched(taken).current, taken[-1])
+            kept._wait()
+    assert caplog.messages == [str(InUse(tmp_path))]
 
 
 def test_names_in_a_report_are_masked(tmp_path: Path) -> None:

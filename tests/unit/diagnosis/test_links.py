@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -94,7 +94,48 @@ def test_nvlinks_that_are_up_again() -> None:
     window.add(1000.0, samples_by_name(nvlinks(12.0, page=True).samples))
     up = [each._replace(value=1.0) if each.name == m.LINK_UP.name else each for each in nvlinks(12.0, True).samples]
     window.add(1001.0, samples_by_name(up))
-    assert [list(each.nvlinks_down) for each in window.recent().devices.values()] == [[], []]
+    assert [each.nvlinks for each in window.recent().devices.values()] == [{}, {}]
+
+
+def nvlink_errors(at: float, page: bool, errors: Mapping[str, float]) -> Scrape:
+    """Return a page or a snapshot of a GPU with NVLinks, of which some have counted errors."""
+    labels = {"gpu": "1", "UUID": "GPU-1", "Hostname": "node-7", "modelName": "NVIDIA H100"}
+    of_link = {"gpu": "1", "gpu_uuid": "GPU-1", "Hostname": "node-7"} if page else labels
+    samples = [ScrapedSample(m.UP.name, labels, 1.0), ScrapedSample(m.NVLINK_REPLAY.name, labels, sum(errors.values()))]
+    for link in map(str, range(12)):
+        for row in m.LINK_ERRORS:
+            count = errors.get(link, 0.0) if row.labels == (("type", "replay"),) else 7.0
+            samples.append(ScrapedSample(row.name, {**of_link, "nvlink": link, **dict(row.labels)}, count))
+    return Scrape(at, samples)
+
+
+@pytest.mark.parametrize("read", [whole, rolling])
+@pytest.mark.parametrize("page", [True, False])
+def test_the_nvlink_with_most_errors(read: Callable[[list[Scrape]], Window], *, page: bool) -> None:
+    """Of those that it has had since it is watched: a link with many old errors is not named."""
+    scrapes = [
+        nvlink_errors(1000.0 + second, page, {"2": 900.0, "9": 3.0 * second, "10": 12.0 * second})
+        for second in range(9)
+    ]
+    (incident,) = of_diagnoses(diagnose(read(scrapes)), {})
+    assert sentence(incident) == "NVLink errors on GPU 1 on node-7: NVLink 10"
+
+
+def test_nvlink_errors_count_for_an_hour() -> None:
+    """A count that began anew has its value as errors."""
+    window = RollingWindow(20.0)
+
+    def named(at: float, **errors: float) -> list[str]:
+        counts = {name.removeprefix("link"): value for name, value in errors.items()}
+        window.add(at, samples_by_name(nvlink_errors(at, False, counts).samples))
+        (identity,) = window.recent().devices.values()
+        return list(identity.nvlinks.get("GpuNvlinkErrors", ()))
+
+    assert named(60000.0, link4=50.0, link5=8.0) == []
+    assert named(60001.0, link4=90.0, link5=8.0) == ["4"]
+    assert named(61801.0, link4=2.0, link5=50.0) == ["4"]
+    assert named(63800.0, link4=2.0, link5=50.0) == ["5"]
+    assert named(65500.0, link4=2.0, link5=50.0) == []
 
 
 def test_reports_name_them() -> None:

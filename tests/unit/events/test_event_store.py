@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.events.event_log import EventLog, decode
-from gpu_exporter.events.event_store import IN_USE, EventStore
+from gpu_exporter.events.event_store import EventStore
+from gpu_exporter.io.file_access import InUse
 from gpu_exporter.model.gpu import Gpu, XidEvent
 
 PCI = "00000000:06:00.0"
@@ -199,7 +200,7 @@ def test_the_second_exporter_of_a_directory_saves_once_the_first_has_ended(
             stores[1].load(logs[1])
         stores[0].save(logs[0], 0)
         stores[1].save(logs[1], 0)
-    assert [record.message for record in caplog.records] == [IN_USE.format(tmp_path)]
+    assert [record.message for record in caplog.records] == [str(InUse(tmp_path))]
     stores.pop(0).close()
     for event_log in logs:  # the first one is no longer there to save the last event
         event_log.add_driver_xids([XidEvent(begin + 80, PCI, 48)])

@@ -157,6 +157,24 @@ def test_a_query_that_stays_keeps_its_legend() -> None:
     assert panel["targets"] == [{**target, "expr": comment + target["expr"]}]
 
 
+def test_a_dashboard_of_two_exporters_has_one_comment_on_each_query() -> None:
+    """And the new names of the labels of both."""
+    targets = [
+        {"expr": "nvidia_smi_compute_mode", "legendFormat": "{{uuid}}"},
+        {"expr": "gpu_power_usage_W", "legendFormat": "{{devicename}}"},
+        {"expr": "nvidia_smi_pstate", "legendFormat": "{{uuid}}"},
+    ]
+    migration = Migration()
+    document = json.loads(migration.migrate(json.dumps({"panels": [{"targets": targets}]})))
+
+    assert [tuple(each.values()) for each in document["panels"][0]["targets"]] == [
+        ("# not rewritten: nvidia_smi_compute_mode has no counterpart\nnvidia_smi_compute_mode", "{{uuid}}"),
+        ("DCGM_FI_DEV_POWER_USAGE", "{{modelName}}"),
+        ("DCGM_FI_DEV_PSTATE", "{{UUID}}"),
+    ]
+    assert (migration.rewritten, migration.refused) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("query", "after"),
     [
@@ -180,6 +198,27 @@ def test_variables(query: str, after: str) -> None:
 
     assert found["query"]["query"] == found["definition"] == after
     assert found["regex"] == ('/UUID="(?<value>[^"]+)/' if after != query else '/uuid="(?<value>[^"]+)/')
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("label_values(nvidia_smi_pstate{, uuid)", "not PromQL: it ends too early: close its parentheses and braces"),
+        (
+            "label_values(process_gpu_memory_MiB{username='me'}, uuid)",
+            "gpu_process_memory_used_bytes has no label for username",
+        ),
+        ("label_values(up{, instance)", ""),
+    ],
+)
+def test_a_variable_that_cannot_be_rewritten_stays(query: str, reason: str) -> None:
+    """It is listed if it reads another exporter; the rest of the dashboard is rewritten."""
+    document = {"templating": {"list": [variable(query, "")]}, "panels": [PANEL]}
+    migration = Migration()
+    (found,) = json.loads(migration.migrate(json.dumps(document)))["templating"]["list"]
+
+    assert found["definition"] == query
+    assert [reasons for text, reasons in migration.problems if text == query] == ([(reason,)] if reason else [])
 
 
 @pytest.mark.parametrize(

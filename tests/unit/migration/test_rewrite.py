@@ -7,9 +7,11 @@ from collections import Counter
 
 import promql_parser
 import pytest
+import yaml
 
 from gpu_exporter.catalogue.peer_series import load
-from gpu_exporter.migration.rewrite import rewrite, rewrite_selector
+from gpu_exporter.migration.promql import parse, render
+from gpu_exporter.migration.rewrite import Rewritten, rewrite, rewrite_selector
 from tests import ROOT
 
 SERIES = load()
@@ -128,7 +130,25 @@ def test_a_query_is_rewritten(before: str, after: str) -> None:
         ("process_gpu_memory_MiB{username='me'}", "gpu_process_memory_used_bytes has no label for username"),
         ("sum by (hostname) (process_gpu_memory_MiB)", "gpu_process_memory_used_bytes has no label for hostname"),
         ("nvidia_smi_pstate == gpu_power_usage_W", "reads series of two exporters"),
-        ("sum(nvidia_smi_pstate", "not PromQL: it ends too early"),
+        ("sum(nvidia_smi_pstate", "not PromQL: it ends too early: close its parentheses and braces"),
+        ("nvidia_smi_pstate +", "not PromQL: an operand is missing after +"),
+        ("sum(nvidia_smi_pstate and) > 1", "not PromQL: an operand is missing after and"),
+        ("nvidia_smi_pstate / on(uuid)", "not PromQL: an operand is missing after on (uuid)"),
+        ("nvidia_smi_pstate > bool", "not PromQL: an operand is missing after bool"),
+        ("nvidia_smi_pstate * / 2", "not PromQL: an operand is missing before /"),
+        ("nvidia_smi_pstate on(uuid) up", "not PromQL: an operator is missing before on (uuid)"),
+        ("nvidia_smi_pstate by (uuid)", "not PromQL: by (uuid) does not follow an aggregation"),
+        ("nvidia_smi_pstate 5", "not PromQL: an operator is missing before 5"),
+        ("nvidia_smi_pstate = 5", "not PromQL: = is not an operator"),
+        ("nvidia_smi_pstate > ()", "not PromQL: parentheses contain one expression"),
+        ("max(nvidia_smi_pstate,)", "not PromQL: an argument of max is missing"),
+        ("smooth(nvidia_smi_pstate)", "not PromQL: smooth is not a function of PromQL"),
+        ("nvidia_smi_pstate and {}", "not PromQL: {} selects every series: name one"),
+        ("rate(nvidia_smi_energy_joules_total[5x])", "not PromQL: [5x] is not a duration, such as [5m]"),
+        ("nvidia_smi_pstate offset 5x", "not PromQL: 5x is not a duration, such as 5m"),
+        ("sum(nvidia_smi_pstate)[5m:1x]", "not PromQL: [5m:1x] is not a duration, such as [5m]"),
+        ("nvidia_smi_pstate @ soon", "not PromQL: soon is not a time"),
+        ("nvidia_smi_pstate{$gpus}", 'not PromQL: $gpus in braces needs a label and an operator, as in uuid="$gpus"'),
         ("(" * 60 + "nvidia_smi_pstate" + ")" * 60, "not PromQL: nested too deeply"),
         ('nvidia_smi_pstate{uuid="}', 'not PromQL: uuid = " in braces'),
         ('nvidia_smi_pstate + "', 'not PromQL: a " without its end or beginning'),
@@ -141,6 +161,45 @@ def test_a_query_without_a_counterpart_stays_with_a_comment(query: str, reason: 
 
     assert found is not None
     assert (found.text, found.done, found.problems) == (f"# not rewritten: {reason}\n{query}", False, (reason,))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'nvidia_smi_pstate{uuid="[[gpu]]"} > [[limit]]',
+        'nvidia_smi_pstate{uuid=~"${gpu:regex}"} $operator 5',
+        "rate(nvidia_smi_pstate[$__rate_interval])",
+        "rate(nvidia_smi_pstate[[[interval]]] offset $time)",
+        "rate(nvidia_smi_pstate [${interval}:] @ $time)",
+        "$aggregation by ($label) (nvidia_smi_pstate)",
+        "${function:raw}_over_time(nvidia_smi_pstate[5m])",
+        "topk([[n]], nvidia_smi_pstate) $more",
+        "max_over_time(sum(nvidia_smi_pstate)[1h:1m] @ end() offset -5m) ^ 2",
+        "-nvidia_smi_pstate > bool -1.5e+3 and time() > +Inf",
+        "sum(nvidia_smi_pstate) by (uuid) == ignoring(uuid) group_left () nvidia_smi_pstate offset 1h30m",
+    ],
+)
+def test_variables_and_all_of_promql_are_accepted(query: str) -> None:
+    """A variable may be any part of a query."""
+    found = rewrite(query, SERIES)
+
+    assert found is not None
+    assert found.problems == ()
+
+
+def test_the_queries_of_the_rules_are_promql() -> None:
+    """They use most of the language."""
+    for file in sorted((ROOT / "alerts").glob("*.yaml")):
+        for group in yaml.safe_load(file.read_text()).get("groups", ()):
+            for rule in group["rules"]:
+                assert render(parse(rule["expr"]))
+
+
+def test_a_variable_is_not_given_the_prefix_of_a_value() -> None:
+    """It has the prefix already, in either way to write it."""
+    assert rewrite("rate(nvidia_smi_fan_speed_ratio{uuid='[[gpu]]'}[[[time]]])", SERIES) == Rewritten(
+        "rate(DCGM_FI_DEV_FAN_SPEED{UUID='[[gpu]]'}[[[time]]]) / 100", True
+    )
 
 
 @pytest.mark.parametrize(
