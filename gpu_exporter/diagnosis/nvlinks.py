@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.health import HOUR, NVLINK_ERRORS
 from gpu_exporter.catalogue.faults import NVLINK
-from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, SampleColumn, ScrapedSample, key_of, natural
+from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, SampleColumn, ScrapedSample, key_of, natural, plausible
 
 _UP, _ERRORS = m.LINK_UP.name, m.LINK_ERRORS[0].name
 _EXPECTED, _COUNT = m.NVLINK_EXPECTED.name, m.NVLINK_COUNT.name
@@ -43,6 +43,8 @@ class NvlinkReader:
             return
         self._errors = errors
         for sample in errors:
+            if not plausible(sample.value):
+                continue
             gpu, link = _link(sample)
             key = gpu, link, sample.labels.get("type", "")
             before = self._counts.get(key, sample.value)
