@@ -54,6 +54,8 @@ class Chunks:
             buffer += block
             text = buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
             if text.startswith(b"["):
+                if not text[1:].lstrip().startswith((b"{", b"]")) and text[1:].strip():
+                    break  # an array of something else, or no JSON
                 return text[1:]
             if match := ARRAY.search(buffer):
                 self.header = buffer[: match.start()]

@@ -484,6 +484,7 @@ def test_memory_events_are_read(tmp_path: Path) -> None:
         (b'{"traceEvents": []}', "contains no events"),
         (b"[]", "contains no events"),
         (b'{"traceEvents": [{"ph": "M", "name": "process_name", "pid": 1}]}', "contains no events"),
+        (b"[\xf6\x11" + b"\x8e" * 60_000, "no list of traceEvents"),
         (b'{"nodes": [{"name": "a"}]}', "no list of traceEvents"),
         (b'[{"id": 1, "timestamps": []}, {"id": 2, "timestamps": []}]', "no event in this JSON is one of the PyTorch"),
         (b'[{"ph": "X", "name": "[MEMCPY] HtoD", "ts": 1, "dur": 2}]', "no event in this JSON is one of the PyTorch"),
