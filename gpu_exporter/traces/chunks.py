@@ -54,7 +54,8 @@ class Chunks:
             buffer += block
             text = buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
             if text.startswith(b"["):
-                if not text[1:].lstrip().startswith((b"{", b"]")) and text[1:].strip():
+                first = text[1:].lstrip()[:1]
+                if first not in (b"", b"{", b"]"):
                     break  # an array of something else, or no JSON
                 return text[1:]
             if match := ARRAY.search(buffer):
