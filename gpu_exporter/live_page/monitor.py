@@ -27,7 +27,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.words import names_of
 from gpu_exporter.health import fitness
 from gpu_exporter.live_page.history import NO_CLASS, POINTS, STEP_SECONDS, LiveHistory
-from gpu_exporter.live_page.summary import explained_jobs, id_of, not_live, summarise, waiting_words
+from gpu_exporter.live_page.summary import explained_jobs, id_of, summarise, waiting_words
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -244,7 +244,7 @@ class LiveMonitor:
             "version": __version__,
             "node": self.name,
             "interval": self._interval,
-            "banner": not_live(snapshot),
+            "banner": snapshot.banner,
             "problem": problem,
             "judged_at": current.at or None,
             "measurements": described(),

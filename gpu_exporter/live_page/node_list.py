@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.health import fitness
-from gpu_exporter.live_page.summary import not_live
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
 from gpu_exporter.model.verdict import Health
 from gpu_exporter.pipeline.pages import NO_METRICS_YET
@@ -108,7 +107,7 @@ def _summary(nodes: Sequence[_Row]) -> str:
 def _banner(snapshot: Snapshot | None) -> str:
     if snapshot is None or snapshot.live:
         return ""
-    return f'<p class="banner">{html.escape(not_live(snapshot))}</p>'
+    return f'<p class="banner">{html.escape(snapshot.banner)}</p>'
 
 
 def _rows(nodes: list[_Row]) -> str:

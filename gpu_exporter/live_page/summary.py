@@ -13,7 +13,6 @@ from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.incident_words import silent
 from gpu_exporter.diagnosis.rolling import RANK_WORDS, RankState
 from gpu_exporter.diagnosis.words import cost, hit_words, named
-from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health
 from gpu_exporter.reports.numbers import capitalised, gpu_hours, percent
 
@@ -62,11 +61,6 @@ class Judgement(NamedTuple):
 def id_of(uuid: str, instance: str, index: int) -> str:
     """Return the id of a GPU or MIG instance; a GPU that was never identified has only its index."""
     return f"{uuid}/{instance}" if instance else uuid or f"gpu{index}"
-
-
-def not_live(snapshot: Snapshot) -> str:
-    """Return that these are not GPUs of now, but a recording or a simulation; empty if they are."""
-    return "" if snapshot.live else f"These are not your GPUs: {snapshot.description or snapshot.source}"
 
 
 def summarise(

@@ -82,6 +82,11 @@ class Snapshot:
     description: str = ""
 
     @property
+    def banner(self) -> str:
+        """That these are not GPUs of now, but a recording or a simulation; empty if they are."""
+        return "" if self.live else f"These are not your GPUs: {self.description or self.source}"
+
+    @property
     def read_at(self) -> float | None:
         """The time of the last successful read of any GPU (monotonic seconds); None if there was none."""
         return max((status.read_at for status in self.gpus if status.read_at is not None), default=None)
