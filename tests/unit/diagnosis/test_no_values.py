@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
 from gpu_exporter.conditions.signal import Read
 from gpu_exporter.diagnosis.gather import WatchedScrapes
 from gpu_exporter.diagnosis.no_values import values_of
@@ -26,11 +27,11 @@ DCGM_FI_DEV_FB_USED{{{LABELS}}} 2
 
 
 def values(page: str) -> list[tuple[str, float]]:
-    return [(sample.name, float(sample.value)) for sample in values_of(page, TextParser())]
+    return [(sample.name, float(sample.value)) for sample in values_of(page, TextParser(), StoppedCounters())]
 
 
 def diagnosed(page: str) -> dict[str, object]:
-    samples = values_of(page, TextParser())
+    samples = values_of(page, TextParser(), StoppedCounters())
     watched = WatchedScrapes([Scrape(1000.0, samples), Scrape(1020.0, samples)], "", 20.0)
     (gpu,) = as_json(diagnose_scrapes(watched))["gpus"]
     assert isinstance(gpu, dict)
@@ -60,7 +61,7 @@ def test_a_text_is_no_value(text: str) -> None:
 )
 def test_what_is_no_page_is_refused(page: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - as prometheus_client says it
-        values_of(page, TextParser())
+        values_of(page, TextParser(), StoppedCounters())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_other_large_values_are_kept(value: str) -> None:
 
 def test_a_page_with_values_is_not_copied() -> None:
     samples = parsed(IDLE)
-    assert values_of(IDLE, lambda page: samples) is samples
+    assert values_of(IDLE, lambda page: samples, StoppedCounters()) is samples
 
 
 def test_blanks_make_no_gpu_busy() -> None:
@@ -117,9 +118,11 @@ def test_counters_that_have_stopped() -> None:
     other = BUSY.replace("GPU-1", "GPU-2").replace("0.000000", "0.9")
     names = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
     assert values(BUSY) == [(names[0], 99)]
-    assert [sample.labels["UUID"] for sample in values_of(BUSY + other, TextParser()) if sample.name == names[1]] == [
-        "GPU-2"
-    ]
+    assert [
+        sample.labels["UUID"]
+        for sample in values_of(BUSY + other, TextParser(), StoppedCounters())
+        if sample.name == names[1]
+    ] == ["GPU-2"]
     gpu = diagnosed(BUSY)
     assert (gpu["class"], gpu["quality"]) == (None, "approximate")
 
