@@ -91,7 +91,7 @@ APPROXIMATE = Signal(
 PROFILING_STOPPED = Signal(
     "profiling_stopped",
     "bool",
-    "1 while DCGM's profiling counters of the GPU have stopped or another tool uses them, so that their values are left "
+    "1 while DCGM's profiling counters have stopped or another tool uses them, so that their values are left "
     "out; absent otherwise",
     (Read(STOPPED_INFO), Read(m.PROFILING_PAUSED.name)),
     plain="profiling counters stopped: {}",

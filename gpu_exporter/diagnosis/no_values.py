@@ -37,7 +37,7 @@ def with_values(samples: Sequence[ScrapedSample], at: float, stopped: StoppedCou
 def without_stopped_counters(
     samples: Sequence[ScrapedSample], at: float, stopped: StoppedCounters
 ) -> Sequence[ScrapedSample]:
-    """Return the samples without the profiling metrics of GPUs whose counters have stopped, which are marked instead."""
+    """Return the samples without the profiling metrics of GPUs whose counters have stopped; these GPUs are marked."""
     by_name = samples_by_name(samples)
     utils = {
         _gpu(labels): (value / full, labels) for name, full in FULL_UTIL.items() for labels, value in _of(by_name, name)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.stopped_counters import StoppedCounters
+from gpu_exporter.conditions.signal import PROFILING_PREFIX
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm.plan import FieldQuery
@@ -70,11 +71,12 @@ class ProfilingReads:
         stopped = self.stopped.take("", now, util, self._counters(answers))
         for query in self.queries:
             series = query.series
+            is_stopped = stopped and series.metric.name.startswith(PROFILING_PREFIX)
             answer = answers.get(query.key)
             value = None if answer is None or not isinstance(answer.value, int | float) else query.value(answer.value)
             if answer is not None and value is not None:
                 before = self.stamps.get(series, self.counted.get(query.key))
-                if stopped:
+                if is_stopped:
                     self.stamps[series] = self.counted[query.key] = answer.stamp
                 elif answer.stamp != before:
                     values[series] = value
@@ -84,17 +86,18 @@ class ProfilingReads:
                     self._reported.discard(series)
                     continue
             seen_at = self.seen_at.get(series)
-            is_late = seen_at is not None and (stopped or now - seen_at > self.patience(query))
+            is_late = seen_at is not None and (is_stopped or now - seen_at > self.patience(query))
             if is_late and series not in self._reported:
                 self._reported.add(series)
-                failed[series] = "paused" if stopped or answer is None or answer.value is None else "no_data"
+                failed[series] = "paused" if is_stopped or answer is None or answer.value is None else "no_data"
         self.pause = STOPPED if stopped else self._paused(now)
 
     def _counters(self, answers: Mapping[tuple[Entity, int], FieldAnswer]) -> Iterator[tuple[str, float]]:
+        """Yield names and values. NVLinks count on their own."""
         for query in self.queries:
-            answer = answers.get(query.key)
-            if answer is not None and isinstance(answer.value, int | float):
-                yield query.series.metric.name, answer.value
+            name, answer = query.series.metric.name, answers.get(query.key)
+            if name.startswith(PROFILING_PREFIX) and answer is not None and isinstance(answer.value, int | float):
+                yield name, answer.value
 
     def _span(self, query: FieldQuery, before: int | None, stamp: int) -> float:
         """Return the seconds that a sample is the mean over: since the previous one, by the host engine's clock."""

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gpu_exporter.catalogue.stopped_counters import StoppedCounters
-from gpu_exporter.conditions.signal import Read
+from gpu_exporter.conditions.signal import STOPPED_INFO, Read
 from gpu_exporter.diagnosis.gather import WatchedScrapes
 from gpu_exporter.diagnosis.no_values import values_of
 from gpu_exporter.diagnosis.remote_scrapes import QueryAnswer, scrapes_of
@@ -117,7 +117,7 @@ def test_counters_that_have_stopped() -> None:
     """After an XID, DCGM reports 0 of a busy GPU. What it reports of others counts."""
     other = BUSY.replace("GPU-1", "GPU-2").replace("0.000000", "0.9")
     names = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
-    assert values(BUSY) == [(names[0], 99)]
+    assert values(BUSY) == [(names[0], 99), (STOPPED_INFO, 1.0)]
     assert [
         sample.labels["UUID"]
         for sample in values_of(BUSY + other, TextParser(), StoppedCounters())
@@ -130,7 +130,7 @@ def test_counters_that_have_stopped() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("} 99", "} 49"),
+        ("} 99", "} 9"),
         ("} 99", "} 4294967295"),
         ("ENGINE_ACTIVE", "ENGINE_OTHER"),
         ("DRAM_ACTIVE", "DRAM_OTHER"),
@@ -154,7 +154,7 @@ def test_counters_of_the_new_names() -> None:
     page = BUSY
     for old, new in names.items():
         page = page.replace(old, new)
-    assert values(page) == [("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.99)]
+    assert values(page) == [("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.99), (STOPPED_INFO, 1.0)]
 
 
 def test_the_samples_of_a_prometheus() -> None:
@@ -165,7 +165,7 @@ def test_the_samples_of_a_prometheus() -> None:
     ]
     answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
     (scrape,) = scrapes_of(json_as(QueryAnswer, json.dumps(answer)))
-    assert [sample.name for sample in scrape.samples] == ["DCGM_FI_DEV_GPU_UTIL"]
+    assert [sample.name for sample in scrape.samples] == ["DCGM_FI_DEV_GPU_UTIL", STOPPED_INFO]
 
 
 def test_busy_tensor_cores_need_no_sm_activity() -> None:
