@@ -29,9 +29,12 @@ gpu-exporter then uses what every driver reports, and marks what it concludes as
 the live page show the word beside the class, the [API](api.md) and `diagnose --json` have `quality`, alerts have an
 annotation `quality`, and `{APPROXIMATE.record}` is 1 for the GPU.
 
-DCGM's counters can stop, for example after an XID: all of them are then 0 while the GPU is busy, until DCGM is
-restarted. If `diagnose` or `top` reads another exporter or a Prometheus, it leaves these values out. The recording
-rules use them, so alerts and dashboards show such a GPU as idle.
+DCGM's counters can stop, for example after an XID: all of them are then 0 although the GPU works, until DCGM is
+restarted. The recording rules, `--source dcgm`, and `diagnose` and `top` of another exporter or a Prometheus leave
+these zeros out, so the GPU does not count as idle. [GpuMetricsMissing](runbooks/gpumetricsmissing.md) says what to do.
+The counters of a GPU have stopped if all of them are 0 and its utilisation is at least 10 %, or was so within the last
+five minutes. `gpu:profiling_stopped:bool` is then 1 for it. Not detected: counters that keep an old value other than 0,
+zeros at a utilisation that is always below 10 % when it is read, and GPUs in MIG mode, which have no utilisation.
 
 ## What stands in for the counters
 

@@ -13,7 +13,8 @@ from gpu_exporter.catalogue.failure_modes.health import NVLINK_ERRORS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.failure_modes.network import port_fault
 from gpu_exporter.catalogue.faults import NVLINK
-from gpu_exporter.catalogue.signals import APPROXIMATE, APPROXIMATED, GR_ACTIVE
+from gpu_exporter.catalogue.signals import APPROXIMATE, APPROXIMATED, GR_ACTIVE, PROFILING_STOPPED
+from gpu_exporter.conditions.tree import signals_of
 
 # Without the address of Grafana, the links in alerts lead nowhere in a chat or a pager.
 LINKS, RELATIVE = "links", "The links are relative to Grafana, whose address was not given."
@@ -76,10 +77,16 @@ NVLINK_FAULTS = {
     ),
 }
 _OF_GPU = "cluster=%q, UUID=%q"
+STOPPED = (
+    f"{{{{ with printf `{PROFILING_STOPPED.record}{{{_OF_GPU}}} == 1` $labels.cluster $labels.UUID | query }}}}. "
+    "DCGM's profiling counters of this GPU have stopped{{ end }}"
+)
 
 
 def link(mode: FailureMode) -> str:
-    """Return a template for the end of the summary of an alert about links of a GPU: which ones; empty for others."""
+    """Return a template for the end of a summary: which links of the GPU, or that its counters have stopped."""
+    if any(PROFILING_STOPPED in signals_of(condition) for condition in mode.conditions):
+        return STOPPED
     if mode.name in NVLINK_FAULTS:
         found, selector = NVLINK_FAULTS[mode.name], "{cluster=%q, gpu_uuid=%q}"
         for metric in (_LINK_UP, _LINK_ERRORS):

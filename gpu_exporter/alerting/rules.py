@@ -26,7 +26,7 @@ from gpu_exporter.alerting import (
 )
 from gpu_exporter.alerting.groups import Groups, Rule, RuleGroup, as_text
 from gpu_exporter.alerting.levels import RuleLevel
-from gpu_exporter.catalogue import bottlenecks, failure_modes
+from gpu_exporter.catalogue import bottlenecks, failure_modes, stopped_counters
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
@@ -79,6 +79,11 @@ def _signals(group: str) -> Iterator[Rule]:
     for signal in s.SIGNALS:
         if _group(signal) == group:
             yield _record(signal.record, signal.promql())
+
+
+def _stopped() -> Iterator[Rule]:
+    """Yield what the signals of profiling counters read: which of these have stopped."""
+    yield from (_record(name, text) for name, text in stopped_counters.recorded())
 
 
 def _group(signal: Signal) -> str:
@@ -211,7 +216,7 @@ def _recorded(limits: Limits) -> Groups:
     return [
         RuleGroup("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
         RuleGroup(OF_BOARD, [*_signals(OF_BOARD), *_aggregates([aggregates.LOST_GPUS])]),
-        RuleGroup(OF_INSTANCE, list(_signals(OF_INSTANCE)), SLOW),
+        RuleGroup(OF_INSTANCE, [*_stopped(), *_signals(OF_INSTANCE)], SLOW),
         RuleGroup(OF_GPU, list(_signals(OF_GPU)), SLOW),
         RuleGroup(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         RuleGroup("gpu-classes", [*_windows(), *_judged(limits)], SLOW),

@@ -15,7 +15,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT, LANE_BYTES, TELEMETRY
 from gpu_exporter.catalogue.xids import XidKind, load
-from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, Derived, Read, Signal, Spread, Within
+from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, STOPPED_INFO, Derived, Read, Signal, Spread, Within
 from gpu_exporter.model.metric import Metric
 
 
@@ -87,6 +87,14 @@ APPROXIMATE = Signal(
     ),
     per_instance=True,
     plain="approximate: {}",
+)
+PROFILING_STOPPED = Signal(
+    "profiling_stopped",
+    "bool",
+    "1 while DCGM's profiling counters have stopped or another tool uses them, so that their values are left "
+    "out; absent otherwise",
+    (Read(STOPPED_INFO), Read(m.PROFILING_PAUSED.name)),
+    plain="profiling counters stopped: {}",
 )
 
 # A GPU without an owner needs a 0, because its series continues when a second pod or job shares it.

@@ -82,6 +82,9 @@ IDENTITY_INFO = "gpu:device_identity:info"
 DEVICE_INFO = "gpu:device:info"
 # 1 for each device and owner: pod or job.
 OWNERS_INFO = "gpu:device_owners:info"
+# 1 for each GPU whose profiling counters have stopped: `catalogue/stopped_counters.py`. Their values are left out.
+STOPPED_INFO = "gpu:counters_stopped:info"
+PROFILING_PREFIX = "DCGM_FI_PROF_"
 RATE_WINDOW = "2m"
 # By which factor a gauge may exceed its highest value: those of profiling counters do by little.
 FAR_BEYOND = 1.5
@@ -157,10 +160,11 @@ class Read:
             return f"{self.age_by} - on (cluster, job, instance) group_right () {series}"
         if self.extract and self.any_of:
             return f'label_replace({series}, "xid", "$1", "{self.any_of[0]}", "{self.extract}")'
-        if self.highest is not None:
-            series = f"{series} <= {self.highest:.15g}"
-            return series if self.scale == 1.0 else f"({series}) * {self.scale:.15g}"
-        return series if self.scale == 1.0 else f"{series} * {self.scale:.15g}"
+        text = series if self.highest is None else f"{series} <= {self.highest:.15g}"
+        if self.scale != 1.0:
+            text = f"{text if self.highest is None else f'({text})'} * {self.scale:.15g}"
+        is_counted = self.name.startswith(PROFILING_PREFIX)
+        return f"{text} unless on (cluster, UUID) {STOPPED_INFO}" if is_counted else text
 
     @property
     def highest(self) -> float | None:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.dcgm_exporter.names import modern
+from gpu_exporter.catalogue.stopped_counters import ENGINE, FULL_UTIL, WORKS, StoppedCounters
+from gpu_exporter.conditions.signal import PROFILING_PREFIX, STOPPED_INFO
 from gpu_exporter.diagnosis.scrape import ByName, SampleColumn, ScrapedPage, ScrapedSample, samples_by_name
-from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.values import BLANKS, DOUBLE_BLANK, INT32_BLANK, INT64_BLANK
 
-_PROFILING = "DCGM_FI_PROF_"
-
-
-def _names(metric: Metric) -> tuple[str, ...]:
-    renamed = modern(metric)
-    return (metric.name, renamed[0]) if renamed else (metric.name,)
-
-
-# An engine that works on data uses both.
-_COUNTERS = (_names(m.GR_ENGINE_ACTIVE), _names(m.DRAM_ACTIVE))
-# Utilisation, with the value from which a GPU is certainly busy.
-_BUSY = tuple(zip(_names(m.GPU_UTIL), (50.0, 0.5), strict=True))
 _SERIES = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\{")
 
 
-def values_of(page: str, parse: Callable[[str], Sequence[ScrapedSample]]) -> Sequence[ScrapedSample]:
+def values_of(
+    page: str, parse: Callable[[str], Sequence[ScrapedSample]], stopped: StoppedCounters
+) -> Sequence[ScrapedSample]:
     """Return the samples of a /metrics response that have a value. Raises ValueError."""
     try:
         samples = parse(page)
@@ -36,30 +26,41 @@ def values_of(page: str, parse: Callable[[str], Sequence[ScrapedSample]]) -> Seq
         if len(numbers) == len(page):
             raise
         samples = parse(numbers)
-    return with_values(samples)
+    return with_values(samples, time.monotonic(), stopped)
 
 
-def with_values(samples: Sequence[ScrapedSample]) -> Sequence[ScrapedSample]:
-    """Return the samples that have a value."""
-    return without_stopped_counters(without_blanks(samples))
+def with_values(samples: Sequence[ScrapedSample], at: float, stopped: StoppedCounters) -> Sequence[ScrapedSample]:
+    """Return the samples that have a value. Scrapes come in order of their time `at` (seconds)."""
+    return without_stopped_counters(without_blanks(samples), at, stopped)
 
 
-def without_stopped_counters(samples: Sequence[ScrapedSample]) -> Sequence[ScrapedSample]:
-    """Return the samples without the profiling metrics of GPUs whose counters have stopped.
-
-    DCGM then reports 0 for all of them while the GPU is busy, for example after an XID, until it is restarted.
-    """
+def without_stopped_counters(
+    samples: Sequence[ScrapedSample], at: float, stopped: StoppedCounters
+) -> Sequence[ScrapedSample]:
+    """Return the samples without the profiling metrics of GPUs whose counters have stopped; these GPUs are marked."""
     by_name = samples_by_name(samples)
-    used = (each for name, least in _BUSY for each in _of(by_name, name) if least <= each[1] <= 2 * least)
-    stopped = {labels["UUID"] for labels, _ in used if labels.get("UUID")}
-    for names in _COUNTERS if stopped else ():
-        stopped &= {labels.get("UUID") for name in names for labels, _ in _of(by_name, name)}
-    for name in by_name if stopped else ():
-        if name.startswith(_PROFILING):
-            stopped -= {labels.get("UUID") for labels, value in _of(by_name, name) if value}
-    if not stopped:
+    utils = {
+        _gpu(labels): (value / full, labels) for name, full in FULL_UTIL.items() for labels, value in _of(by_name, name)
+    }
+    if not stopped.remembers(at) and all(util < WORKS for util, _ in utils.values()):
         return samples
-    return [each for each in samples if not (each.name.startswith(_PROFILING) and each.labels.get("UUID") in stopped)]
+    # Most GPUs that work have an engine that does.
+    count = {_gpu(labels) for name in ENGINE for labels, value in _of(by_name, name) if value}
+    zeros: dict[tuple[str, str], list[tuple[str, float]]] = {gpu: [] for gpu in utils.keys() - count if gpu[1]}
+    for name in by_name if zeros else ():
+        if name.startswith(PROFILING_PREFIX):
+            for labels, value in _of(by_name, name):
+                if _gpu(labels) in zeros:
+                    zeros[_gpu(labels)].append((name, value))
+    found = {gpu: utils[gpu][1] for gpu, counters in zeros.items() if stopped.take(gpu, at, utils[gpu][0], counters)}
+    if not found:
+        return samples
+    kept = [each for each in samples if not (each.name.startswith(PROFILING_PREFIX) and _gpu(each.labels) in found)]
+    return [*kept, *(ScrapedSample(STOPPED_INFO, labels, 1.0) for labels in found.values())]
+
+
+def _gpu(labels: Mapping[str, str]) -> tuple[str, str]:
+    return labels.get("cluster", ""), labels.get("UUID", "")
 
 
 def _of(by_name: ByName, name: str) -> Iterable[tuple[Mapping[str, str], float]]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.no_values import values_of, with_values
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
@@ -66,21 +67,21 @@ def remote_scrapes(remote: Remote, seconds: float | None, stop: threading.Event)
     if is_prometheus(remote):
         return queried(remote, FAMILIES, seconds or LAST_SECONDS)
     gather.watchable(seconds or gather.WATCH_SECONDS)
-    parse = TextParser(is_read)
-    scrapes = [scraped(remote, parse)]
+    parse, stopped = TextParser(is_read), StoppedCounters()
+    scrapes = [scraped(remote, parse, stopped)]
     end = time.monotonic() + (seconds or gather.WATCH_SECONDS)
     while time.monotonic() < end and not stop.wait(gather.TICK_SECONDS):
-        scrape = scraped(remote, parse)
+        scrape = scraped(remote, parse, stopped)
         if scrape.at > scrapes[-1].at:  # else it is the same collection, or the exporter's clock was set back
             scrapes.append(scrape)
     return scrapes
 
 
-def scraped(remote: Remote, parse: TextParser) -> Scrape:
+def scraped(remote: Remote, parse: TextParser, stopped: StoppedCounters) -> Scrape:
     """Scrape an exporter once. Raises GpuExporterError."""
     base = Remote(exporter_url(remote.url), *remote.credentials)
     try:
-        return gather.stamped(values_of(base.metrics(), parse))
+        return gather.stamped(values_of(base.metrics(), parse, stopped))
     except ValueError as error:
         raise GpuExporterError(
             f"{base.url}/metrics: not Prometheus text ({printable(str(error), 120)}); give the URL of an exporter, or "
@@ -144,7 +145,8 @@ def scrapes_of(answer: QueryAnswer) -> list[Scrape]:
             if not PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1]:
                 raise ValueError(f"{at:g} is not the time of a sample")
             by_time[at].append(ScrapedSample(name, labels, _number(value)))
-    return [Scrape(at, with_values(by_time[at])) for at in sorted(by_time)]
+    stopped = StoppedCounters()
+    return [Scrape(at, with_values(by_time[at], at, stopped)) for at in sorted(by_time)]
 
 
 def _number(text: str) -> float:

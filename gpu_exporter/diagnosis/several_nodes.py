@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
 from gpu_exporter.conditions.averages import mean
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.gather import WatchedScrapes
@@ -113,6 +114,7 @@ class _WatchedNode:
         self.ahead, self.scrapes, self.identity = -math.inf, list[Scrape](), frozenset({self.instance})
         self.hangs = False
         self._parse = TextParser(lambda name: is_read(name) or name in _READ_BESIDES)
+        self._stopped = StoppedCounters()
 
     def begin(self) -> None:
         """Scrape it for the first time. If that fails, or there is no GPU, `problem` says why."""
@@ -142,7 +144,7 @@ class _WatchedNode:
         """Scrape it once more. One that hangs delays all others, and is not asked again."""
         begin = time.monotonic()
         try:
-            scrape = scraped(self.remote, self._parse)
+            scrape = scraped(self.remote, self._parse, self._stopped)
         except GpuExporterError as error:
             self.problem, self.hangs = str(error), time.monotonic() > begin + HANGS_SECONDS
             return

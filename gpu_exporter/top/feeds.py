@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import histograms, selected
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
 from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.no_values import values_of
 from gpu_exporter.diagnosis.remote_scrapes import is_prometheus
@@ -123,6 +124,7 @@ class UrlFeed:
         self.view = View(origin=printable(remote.url, 200))
         self._remote = Remote(re.sub(r"/metrics/?$", "", remote.url), *remote.credentials)
         self._tracker, self._stopping = tracker, threading.Event()
+        self._stopped = StoppedCounters()
         self._answered, self._profiled_at = time.monotonic(), 0.0
         self._changed: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
@@ -164,8 +166,9 @@ class UrlFeed:
                 self._changed()
 
     def _scrape(self) -> None:
+        parse = partial(parsed, is_read=READ.__contains__)
         try:
-            scrape = stamped(values_of(self._remote.metrics(), partial(parsed, is_read=READ.__contains__)))
+            scrape = stamped(values_of(self._remote.metrics(), parse, self._stopped))
         except ValueError as error:
             raise GpuExporterError(
                 f"{self._remote.url}/metrics: not Prometheus text ({printable(str(error), 120)})"

@@ -193,6 +193,24 @@ def test_counters_taken_while_reading(engine: Make, connect: Connect, monkeypatc
     until(device, lambda each: profiled(each) and not of(each, m.PROFILING_PAUSED))
 
 
+@pytest.mark.parametrize("metrics", [DEFAULT, [metric for metric in DEFAULT if metric in m.PROFILING]])
+def test_counters_that_have_stopped(engine: Make, connect: Connect, metrics: Sequence[Metric]) -> None:
+    """All are 0 although the GPU works: no values, and the pause is reported. NVLinks count on their own."""
+    fake = engine()
+    device = connect(fake).attach(0, metrics)
+    until(device, profiled)
+    with fake.changed() as state:
+        fields = state["gpus"][0]["fields"]
+        fields.update({"203": 24, **{str(field): type(fields[str(field)])() for field in range(1001, 1017)}})
+    reading = until(device, lambda each: bool(of(each, m.PROFILING_PAUSED)))
+    assert not of(reading, m.SM_ACTIVE)
+    fake.set(203, 0)
+    assert not of(device.read(FAST), m.SM_ACTIVE)
+    with fake.changed() as state:
+        state["gpus"][0]["fields"].update({k: v for k, v in gpu(0)["fields"].items() if k.startswith("10")})
+    until(device, lambda each: profiled(each) and not of(each, m.PROFILING_PAUSED))
+
+
 def test_never_a_live_read_but_of_links(engine: Make, connect: Connect) -> None:
     """Live reads of profiling fields crash some host engines. The fake one would crash, too."""
     fake = engine()

@@ -1084,15 +1084,19 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         Action.NONE,
         "{gpu} has no SM activity metric: slow ranks of its jobs, and most bottlenecks, are not detected",
         "With dcgm-exporter up to 4.8, start it with --collectors alerts/dcgm-exporter.csv; from 4.9 on, with "
-        "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node (in the chart's pod).",
+        "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node (in the chart's pod). If DCGM's "
+        "counters have stopped, end the profiler that holds them, or restart DCGM.",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,
-        lesser=Compare(Over(s.APPROXIMATE, bare=True), "==", 1.0),
+        lesser=Unless(
+            Compare(Over(s.APPROXIMATE, bare=True), "==", 1.0), Compare(Over(s.PROFILING_STOPPED, bare=True), "==", 1.0)
+        ),
         lesser_because="The GPU has no profiling metrics at all: this GPU, its driver or its hypervisor does not offer "
         "them.",
         meaning="An exporter reports the utilisation of this GPU, but not its SM activity. What limits the GPU is then known "
-        "[only in part](../without-profiling.md).",
+        "[only in part](../without-profiling.md). The same is said of a GPU whose profiling counters are all 0 although "
+        "it works: DCGM's counters have stopped, and their values are left out, so that the GPU does not count as idle.",
         impact="GpuStragglerSlow, GpuStragglerLaunchBound and most alerts on bottlenecks cannot fire for this GPU. If it "
         "still has the activity of its engine, its memory and its tensor cores, as with the default fields of dcgm-exporter, "
         "GpuCollectiveStall and GpuStragglerStarved can.",
@@ -1100,6 +1104,9 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             'Find out which exporter it is: `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
             f"With gpu-exporter: run `gpu-exporter doctor` and look at `{m.SUPPORTED} == 0`. NVML has no SM "
             "activity before Hopper and under some hypervisors.",
+            f'Query `{s.PROFILING_STOPPED.record}{{UUID="…"}}`: it is 1 if the counters have stopped, which the end of the '
+            "summary says, too. Often a profiler holds them (Nsight, CUPTI, `dcgmi profile --pause`), or DCGM lost them after "
+            'an XID: look at the log of nv-hostengine for "Profiling", and at the XIDs of the GPU.',
             "With dcgm-exporter: SM activity is commented out in its default list of fields.",
         ),
         mitigation=(
@@ -1107,7 +1114,11 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             "files in [alerts/](../../alerts/dcgm-exporter.csv).",
             "For GPUs before Hopper: install DCGM on the node, through which gpu-exporter reads these metrics, or run "
             "dcgm-exporter beside gpu-exporter; each GPU still counts once.",
-            "If a profiler (Nsight, `dcgmi profile --pause`) holds the performance counters, wait until it ends.",
+            "If a profiler (Nsight, `dcgmi profile --pause`) holds the performance counters, wait until it ends, or run "
+            "`dcgmi profile --resume`.",
+            "If the counters have stopped and no profiler runs: run `dcgmi dmon -e 1001 -c 1` against the same host engine, "
+            "which makes it count again in some cases; else restart nv-hostengine, or the pod of dcgm-exporter if that has "
+            "no separate host engine. Jobs on the GPU go on.",
         ),
         wrong="GPUs without profiling metrics (consumer GPUs, vGPU guests) keep the alert firing for ever, as info.",
     ),

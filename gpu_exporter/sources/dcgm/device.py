@@ -44,6 +44,8 @@ from gpu_exporter.sources.dcgm.session import XID, FieldTable, Session, XidWatch
 from gpu_exporter.sources.dcgm.values import NO_ANSWER, Entity, EntityGroup, FieldAnswer, gpu
 
 NAME = 50
+# Tells a GPU that works from one whose profiling counters are rightly 0.
+UTIL = 203
 # The first architecture whose links are measured by NVML's GPM. Before, DCGM's profiling module would have to share the
 # counters of a GPU with the fields of all of its links.
 FIRST_WITH_MEASURED_LINKS = 9
@@ -313,6 +315,9 @@ class DcgmDevice(Device):
             *(PreparedWatch(request, self._take_plain) for request in self._plan.plain_requests(self._seconds)),
             *(PreparedWatch(request, self._take_profiling) for request in self._plan.profiling_requests(means)),
         ]
+        if self._plan.profiling and m.GPU_UTIL not in self._metrics:
+            request = WatchRequest((self._board,), (UTIL,), self._seconds[Pace.FAST])
+            self._requests.append(PreparedWatch(request, self._take_plain))
         if not self._xid_watches:
             self._asked_for_xids_at = time.time()
             self._requests.append(PreparedWatch(XidWatches.request(self._number), self._take_xids))
@@ -373,7 +378,10 @@ class DcgmDevice(Device):
         """Add the fields of this GPU to the reads that all devices share."""
         fields: dict[tuple[Pace, Entity], set[int]] = {
             (Pace.SLOW, self._board): {MIG_MODE, UUID},
-            (Pace.FAST, self._board): {XID} if self._xid_watches else set(),
+            (Pace.FAST, self._board): {
+                *((XID,) if self._xid_watches else ()),
+                *((UTIL,) if self._profiling.queries else ()),
+            },
         }
         for query in (*self._plan.plain, *self._profiling.queries):
             hurry = not self._settled and query.sampled is not Pace.FAST
@@ -410,7 +418,9 @@ class DcgmDevice(Device):
         due = [query for query in self._plan.plain if query.pace in paces and query.series not in computed]
         self._read_plain(table.answers, due, now, values, failed)
         if Pace.FAST in paces:
-            self._profiling.read(table.answers, now, values, spans, failed)
+            util = table.answers.get((self._board, UTIL), NO_ANSWER).value
+            ratio = util / 100 if isinstance(util, int | float) else None
+            self._profiling.read(table.answers, now, ratio, values, spans, failed)
         values.update(self._constants)
         values.update(self._links())
         ended |= self._read_pause(values)
@@ -512,7 +522,7 @@ class DcgmDevice(Device):
         self._profiling.resume(before)
 
     def _read_pause(self, values: dict[Series, float]) -> set[Series]:
-        """Fill in the series that says that another process holds the counters; return the series that ended."""
+        """Fill in the series that says why the counters have no values; return the series that ended."""
         pause = self._profiling.pause
         before = self._paused
         if before is not None and dict(before.labels)["reason"] != pause:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
+from gpu_exporter.conditions.signal import PROFILING_PREFIX
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm.plan import FieldQuery
@@ -14,6 +16,8 @@ from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer
 LONGEST_SPAN = 2.5
 # How long to wait for a new sample, in intervals and seconds, before it counts as missing.
 PATIENCE_INTERVALS, PATIENCE_SECONDS = 3.0, 2.0
+# The reason of a pause in which all counters are 0 although the GPU works.
+STOPPED = "stopped"
 # After how many seconds to retry a GPU whose counters another process holds.
 RETRY_SECONDS = 30.0
 # The same for a host engine that cannot profile: what it lacks may be installed meanwhile.
@@ -27,7 +31,7 @@ class ProfilingReads:
     `seconds` has the intervals between samples by the pace of these.
     `counted` has the stamps of samples that any device of this GPU has taken: while the GPU is attached twice, the
     second device continues where the first is. `refused` has the metrics that the host engine does not sample, with
-    the reason; `pause` is the reason why another process holds the counters.
+    the reason; `pause` is the reason why there are no values: another process holds the counters, or they have stopped.
     """
 
     queries: tuple[FieldQuery, ...]
@@ -35,6 +39,7 @@ class ProfilingReads:
     since: float
     counted: dict[tuple[Entity, int], int]
     pause: str = field(default="", init=False)
+    stopped: StoppedCounters = field(default_factory=StoppedCounters, init=False)
     refused: dict[Metric, str] = field(default_factory=dict, init=False)
     stamps: dict[Series, int] = field(default_factory=dict, init=False)
     seen_at: dict[Series, float] = field(default_factory=dict, init=False)
@@ -54,18 +59,26 @@ class ProfilingReads:
         self,
         answers: Mapping[tuple[Entity, int], FieldAnswer],
         now: float,
+        util: float | None,
         values: dict[Series, float],
         spans: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """Fill in the new samples. A series without one for too long fails once, until the next sample."""
+        """Fill in the new samples. A series without one for too long fails once, until the next sample.
+
+        `util` is the utilisation as a ratio: zeros of counters that have stopped are no samples.
+        """
+        stopped = self.stopped.take("", now, util, self._counters(answers))
         for query in self.queries:
             series = query.series
+            is_stopped = stopped and series.metric.name.startswith(PROFILING_PREFIX)
             answer = answers.get(query.key)
             value = None if answer is None or not isinstance(answer.value, int | float) else query.value(answer.value)
             if answer is not None and value is not None:
                 before = self.stamps.get(series, self.counted.get(query.key))
-                if answer.stamp != before:
+                if is_stopped:
+                    self.stamps[series] = self.counted[query.key] = answer.stamp
+                elif answer.stamp != before:
                     values[series] = value
                     spans[series] = self._span(query, before, answer.stamp)
                     self.stamps[series] = self.counted[query.key] = answer.stamp
@@ -73,10 +86,18 @@ class ProfilingReads:
                     self._reported.discard(series)
                     continue
             seen_at = self.seen_at.get(series)
-            if seen_at is not None and now - seen_at > self.patience(query) and series not in self._reported:
+            is_late = seen_at is not None and (is_stopped or now - seen_at > self.patience(query))
+            if is_late and series not in self._reported:
                 self._reported.add(series)
-                failed[series] = "paused" if answer is None or answer.value is None else "no_data"
-        self.pause = self._paused(now)
+                failed[series] = "paused" if is_stopped or answer is None or answer.value is None else "no_data"
+        self.pause = STOPPED if stopped else self._paused(now)
+
+    def _counters(self, answers: Mapping[tuple[Entity, int], FieldAnswer]) -> Iterator[tuple[str, float]]:
+        """Yield names and values. NVLinks count on their own."""
+        for query in self.queries:
+            name, answer = query.series.metric.name, answers.get(query.key)
+            if name.startswith(PROFILING_PREFIX) and answer is not None and isinstance(answer.value, int | float):
+                yield name, answer.value
 
     def _span(self, query: FieldQuery, before: int | None, stamp: int) -> float:
         """Return the seconds that a sample is the mean over: since the previous one, by the host engine's clock."""
@@ -109,7 +130,7 @@ class ProfilingReads:
             if metric in seen:
                 continue
             answer = answers.get(query.key)
-            reason = "no_value" if answer is None else answer.reason
+            reason = "paused" if self.pause == STOPPED else "no_value" if answer is None else answer.reason
             if now - self.since > self.patience(query) or reason in ("not_supported", "no_permission"):
                 reasons[metric] = reason or "no_value"
         return reasons
@@ -129,6 +150,7 @@ class ProfilingReads:
 
     def resume(self, before: ProfilingReads) -> None:
         """Continue where an earlier state ended, so that no sample counts twice."""
+        self.stopped = before.stopped
         for query in self.queries:
             series = query.series
             if series in before.stamps:

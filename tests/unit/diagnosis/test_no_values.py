@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from gpu_exporter.conditions.signal import Read
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
+from gpu_exporter.conditions.signal import STOPPED_INFO, Read
 from gpu_exporter.diagnosis.gather import WatchedScrapes
 from gpu_exporter.diagnosis.no_values import values_of
 from gpu_exporter.diagnosis.remote_scrapes import QueryAnswer, scrapes_of
@@ -26,11 +27,11 @@ DCGM_FI_DEV_FB_USED{{{LABELS}}} 2
 
 
 def values(page: str) -> list[tuple[str, float]]:
-    return [(sample.name, float(sample.value)) for sample in values_of(page, TextParser())]
+    return [(sample.name, float(sample.value)) for sample in values_of(page, TextParser(), StoppedCounters())]
 
 
 def diagnosed(page: str) -> dict[str, object]:
-    samples = values_of(page, TextParser())
+    samples = values_of(page, TextParser(), StoppedCounters())
     watched = WatchedScrapes([Scrape(1000.0, samples), Scrape(1020.0, samples)], "", 20.0)
     (gpu,) = as_json(diagnose_scrapes(watched))["gpus"]
     assert isinstance(gpu, dict)
@@ -60,7 +61,7 @@ def test_a_text_is_no_value(text: str) -> None:
 )
 def test_what_is_no_page_is_refused(page: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - as prometheus_client says it
-        values_of(page, TextParser())
+        values_of(page, TextParser(), StoppedCounters())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_other_large_values_are_kept(value: str) -> None:
 
 def test_a_page_with_values_is_not_copied() -> None:
     samples = parsed(IDLE)
-    assert values_of(IDLE, lambda page: samples) is samples
+    assert values_of(IDLE, lambda page: samples, StoppedCounters()) is samples
 
 
 def test_blanks_make_no_gpu_busy() -> None:
@@ -116,10 +117,12 @@ def test_counters_that_have_stopped() -> None:
     """After an XID, DCGM reports 0 of a busy GPU. What it reports of others counts."""
     other = BUSY.replace("GPU-1", "GPU-2").replace("0.000000", "0.9")
     names = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
-    assert values(BUSY) == [(names[0], 99)]
-    assert [sample.labels["UUID"] for sample in values_of(BUSY + other, TextParser()) if sample.name == names[1]] == [
-        "GPU-2"
-    ]
+    assert values(BUSY) == [(names[0], 99), (STOPPED_INFO, 1.0)]
+    assert [
+        sample.labels["UUID"]
+        for sample in values_of(BUSY + other, TextParser(), StoppedCounters())
+        if sample.name == names[1]
+    ] == ["GPU-2"]
     gpu = diagnosed(BUSY)
     assert (gpu["class"], gpu["quality"]) == (None, "approximate")
 
@@ -127,7 +130,7 @@ def test_counters_that_have_stopped() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("} 99", "} 49"),
+        ("} 99", "} 9"),
         ("} 99", "} 4294967295"),
         ("ENGINE_ACTIVE", "ENGINE_OTHER"),
         ("DRAM_ACTIVE", "DRAM_OTHER"),
@@ -151,7 +154,7 @@ def test_counters_of_the_new_names() -> None:
     page = BUSY
     for old, new in names.items():
         page = page.replace(old, new)
-    assert values(page) == [("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.99)]
+    assert values(page) == [("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.99), (STOPPED_INFO, 1.0)]
 
 
 def test_the_samples_of_a_prometheus() -> None:
@@ -162,7 +165,7 @@ def test_the_samples_of_a_prometheus() -> None:
     ]
     answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
     (scrape,) = scrapes_of(json_as(QueryAnswer, json.dumps(answer)))
-    assert [sample.name for sample in scrape.samples] == ["DCGM_FI_DEV_GPU_UTIL"]
+    assert [sample.name for sample in scrape.samples] == ["DCGM_FI_DEV_GPU_UTIL", STOPPED_INFO]
 
 
 def test_busy_tensor_cores_need_no_sm_activity() -> None:

@@ -1,0 +1,68 @@
+"""Profiling counters of DCGM that have stopped: the GPU is not idle. Held for hours, as dcgm-exporter shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import profiles as p
+from gpu_exporter.model.metric import Metric
+from tests.rules.promtool import WHAT, Case, Expect, check, firing
+from tests.rules.series import Device, Generation, minutes, rank
+from tests.rules.shapes import Shape
+
+# Longer than GpuAllocatedIdle waits.
+HELD = 150.0
+IDLE, MISSING = "GpuAllocatedIdle", "GpuMetricsMissing"
+Shapes = Mapping[Metric, Shape]
+
+
+def stopped(values: Shapes) -> Shapes:
+    """Return the values of a GPU whose counters are all 0."""
+    return {row: 0.0 if row in m.PROFILING else value for row, value in values.items()}
+
+
+# Samples of a moment: the GPU works half of the time.
+TRAINS: Shapes = {**p.SLEEPY, m.GPU_UTIL: (100.0, 0.0, 97.0, 3.0, 0.0, 60.0)}
+BRIEF: Shapes = {
+    m.GPU_UTIL: (*(0.0,) * 9, 30.0),
+    m.GR_ENGINE_ACTIVE: (*(0.0,) * 9, 0.003),
+    m.DRAM_ACTIVE: (*(0.0,) * 9, 1e-4),
+}
+# Utilisation is that of a moment, the counters come with the next scrape.
+LATE: Shapes = {m.GR_ENGINE_ACTIVE: (0.003, *(0.0,) * 9), m.DRAM_ACTIVE: (1e-4, *(0.0,) * 9)}
+# The values, the class (empty if it is unknown) and the alerts.
+GPUS: Mapping[str, tuple[Shapes, str, tuple[str, ...]]] = {
+    "gemm": (stopped(p.GEMM), "", (MISSING,)),
+    "sleepy": (stopped(p.SLEEPY), "host-bound", (MISSING, "GpuHostBound")),
+    "tiny": (stopped(p.TINY_KERNELS), "host-bound", (MISSING, "GpuHostBound")),
+    "trains": (stopped(TRAINS), "", (MISSING,)),
+    "idle": (p.IDLE, "idle", (IDLE,)),
+    "zero-idle": (stopped(p.IDLE), "idle", (IDLE,)),
+    "context": ({**p.IDLE, **p.memory(20 * p.GIB)}, "idle", (IDLE,)),
+    "one-thread": (p.ONE_THREAD, "fake-load", ("GpuFakeLoad",)),
+    "brief": ({**p.IDLE, **BRIEF}, "idle", (IDLE,)),
+    "late": ({**p.IDLE, **BRIEF, **LATE}, "idle", (IDLE,)),
+    "copies": (p.HOST_COPY, "pcie-bound", ("GpuPcieBound",)),
+}
+WASTED = ("idle", "zero-idle", "context", "one-thread", "brief", "late", "copies")
+WORKING = ("gemm", "sleepy", "tiny", "trains")
+
+
+@pytest.mark.parametrize("generation", [Generation.DCGM_4_8_2, Generation.DCGM_4_9])
+def test_stopped_is_not_idle(tmp_path: Path, generation: Generation) -> None:
+    devices, classes, alerts = [], [], []
+    for node, (values, bottleneck, names) in GPUS.items():
+        devices.append(Device(node, 0, [minutes(HELD, {**p.BOARD, **values})], generation, rank(node)))
+        classes += [({"node": node, "class": bottleneck}, 1.0)] if bottleneck else []
+        alerts += firing(node, names)
+    found = [
+        Expect("group by (node, class) (gpu:bottleneck:class)", classes),
+        Expect(f'group by ({WHAT}) (ALERTS{{alertstate="firing"}})', alerts),
+        Expect("group by (node) (gpu:profiling_stopped:bool == 1)", [({"node": node}, 1.0) for node in WORKING]),
+        Expect("group by (node) (gpu:wasted:ratio > 0.9)", [({"node": node}, 1.0) for node in WASTED]),
+    ]
+    check(tmp_path, [Case(generation.value, devices, found)])
