@@ -36,7 +36,7 @@ HELD = 60.0
 OWNED = {"restarted": "train", "slurm": "4711", "honoured": "train"}
 GENERATIONS = tuple(Generation)
 # Signals of metrics that no device here has.
-ABSENT = ("unobserved", "healthy", "degraded", "unhealthy")
+ABSENT = ("unobserved", "healthy", "degraded", "unhealthy", "profiling_stopped")
 
 
 def on_board(profile: Values) -> Mapping[Metric, Shape]:

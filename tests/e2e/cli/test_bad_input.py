@@ -399,7 +399,7 @@ def test_record_and_replay(tmp_path: Path, suffix: str) -> None:
     assert recorded.returncode == 0, recorded.stderr
     assert f"{out}: " in recorded.stdout
     content = gzip.decompress(out.read_bytes()) if suffix.endswith(".gz") else out.read_bytes()
-    assert recorded.stdout == f"{out}: {content.count(10) - 1} ticks\n"
+    assert recorded.stdout == f"{out}: {content.count(10) - 1} readings of GPUs\n"
     assert 15 <= content.count(10) - 1 <= 22
     names = []
     for recording in ("h200_workloads", str(out)):
