@@ -135,7 +135,7 @@ max without (class) ({_kept(_FAKE)} unless on ({DEVICE_KEY}) {_NO_FAKE}) * 0 + 1
 or on ({DEVICE_KEY})
 sum without ({LABEL}) ({_kept(f'{RECORD}{{{LABEL}=~"{_WASTED}"}}')})
 or on ({DEVICE_KEY})
-1 - ({_kept(bottlenecks.GR.record)})""",
+1 - ({_kept(bottlenecks.GR.record)} or {bottlenecks.GR.record} unless on ({DEVICE_KEY}) {SHARE.record})""",
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
