@@ -103,17 +103,22 @@ def possible(case: Case, device_kind: str) -> bool:
     return True
 
 
-def shares_gpu(rank: int, ranks: int, device_kind: str) -> dict[str, str]:
-    """Return the environment of a rank if there are more ranks than GPUs, nothing otherwise.
+def do_share(ranks: int, device_kind: str) -> bool:
+    """Return whether there are more ranks than GPUs."""
+    import torch
 
-    NCCL refuses two ranks on one GPU of one host, so each says that it is on another host. Start MPS before, or the
+    return device_kind == "cuda" and ranks > torch.cuda.device_count()
+
+
+def shared_environment(rank: int, ranks: int) -> dict[str, str]:
+    """Return the environment of a rank that shares its GPU.
+
+    NCCL refuses two ranks on one GPU of one host, so each pretends to be on another host. Start MPS before, or the
     ranks take turns on the GPU, and those that wait slow those that work.
     """
     import torch
 
-    if device_kind == "cpu" or ranks <= (gpus := torch.cuda.device_count()):
-        return {}
-    each = -(-ranks // gpus)
+    each = -(-ranks // torch.cuda.device_count())
     return {
         "NCCL_HOSTID": f"host-of-rank-{rank}",
         "NCCL_NET": "Socket",
@@ -131,11 +136,16 @@ def size_of(case: Case, device_kind: str) -> tuple[int, int, int]:
     return width, count, batch // 8 if case.strategy in ("tensor", "pipeline", "dtensor") else batch
 
 
+def made_up_uuid(rank: int | str) -> str:
+    """Return the UUID that stands for the GPU of a rank without one of its own."""
+    return f"GPU-of-rank-{rank}"
+
+
 def timer_of(job_id: str) -> Any:
-    """Return the step timer of this rank. Ranks that share a GPU say that each has one, to be told apart."""
+    """Return the step timer of this rank. The UUID of a shared GPU would not tell its ranks apart."""
     from gpu_exporter.training import StepTimer
 
-    return StepTimer(job_id, uuid=f"GPU-of-rank-{os.environ['RANK']}" if "NCCL_HOSTID" in os.environ else "")
+    return StepTimer(job_id, uuid=made_up_uuid(os.environ["RANK"]) if "NCCL_HOSTID" in os.environ else "")
 
 
 def rank_main(names: Sequence[str], device_kind: str, seconds: float) -> None:

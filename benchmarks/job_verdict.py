@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.job_training import made_up_uuid
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import STRAGGLING_GPU
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
@@ -55,7 +56,7 @@ def samples_of(messages: Mapping[int, Mapping[str, Any]], now: float) -> list[Sc
 
 def uuid_of(rank: int, message: Mapping[str, Any]) -> str:
     """Return the GPU of a rank, or a made-up one for a rank on a CPU."""
-    return str(message.get("uuid") or f"GPU-of-rank-{rank}")
+    return str(message.get("uuid") or made_up_uuid(rank))
 
 
 def judge(scrapes: Sequence[tuple[float, Sequence[ScrapedSample]]], ranks: Mapping[str, int]) -> Verdict:
