@@ -48,17 +48,19 @@ PROGRAMS: Mapping[str, str] = {
     """,
     "workers": """
         import multiprocessing
-        def decode(queue):
+        context = multiprocessing.get_context("fork")
+        queue, all_run = context.Queue(1 << 20), context.Barrier(3)
+        def decode():
+            all_run.wait()
             while True:
                 sum(range(100_000))  # HOT
                 queue.put(1)
         def train_step():
-            context = multiprocessing.get_context("fork")
-            queue = context.Queue(1 << 20)
-            for _ in range(2):
-                context.Process(target=decode, args=(queue,), daemon=True).start()
             while True:
                 queue.get()
+        for _ in range(2):
+            context.Process(target=decode, daemon=True).start()
+        all_run.wait()
     """,
     "thread": """
         import threading, time
