@@ -46,9 +46,9 @@ from benchmarks.job_training import (
     NOBODY,
     REPEATED,
     Case,
-    do_share,
     possible,
     rank_main,
+    ranks_share_gpus,
     shared_environment,
 )
 from benchmarks.job_verdict import PARTS, UNKNOWN, Verdict, judge, parts_of, samples_of, uuid_of
@@ -150,7 +150,7 @@ def _start(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "GPU_EXPORTER_JOB_SOCKET": path,
-        **(shared_environment(rank, ranks) if do_share(ranks, device_kind) else {}),
+        **(shared_environment(rank, ranks) if ranks_share_gpus(ranks, device_kind) else {}),
     }
     options = ["--rank-of", ",".join(names), "--device", device_kind, "--seconds", str(seconds)]
     return subprocess.Popen([sys.executable, os.path.abspath(__file__), *options], env=environment)
@@ -327,7 +327,7 @@ class Results:
 def planned(options: argparse.Namespace, device_kind: str) -> list[str]:
     """Return the names of the runs, in their order."""
     # A part of a GPU does not become slower for other work of its rank.
-    shared = do_share(options.ranks, device_kind)
+    shared = ranks_share_gpus(options.ranks, device_kind)
     every = [case.name for case in CASES if possible(case, device_kind) and not (shared and case.cause == "gpu")]
     first = [name for name in FIRST if possible(BY_NAME[name], device_kind)]
     names = {"all": every, "first": first, "none": []}.get(options.cases, options.cases.split(","))
@@ -382,7 +382,7 @@ def trained(options: argparse.Namespace) -> Results:
     results = Results(about, names, options.out)
     with ExitStack() as stack:
         # Of a GPU that ranks share, telemetry cannot tell one rank from another.
-        telemetry = telemetry_of("cpu" if do_share(ranks, device_kind) else device_kind, stack)
+        telemetry = telemetry_of("cpu" if ranks_share_gpus(ranks, device_kind) else device_kind, stack)
         cases = collect(names, ranks, device_kind, options.seconds, telemetry, options.most_seconds)
         results.take(cases, keep=True)
     return results

@@ -103,7 +103,7 @@ def possible(case: Case, device_kind: str) -> bool:
     return True
 
 
-def do_share(ranks: int, device_kind: str) -> bool:
+def ranks_share_gpus(ranks: int, device_kind: str) -> bool:
     """Return whether there are more ranks than GPUs."""
     import torch
 

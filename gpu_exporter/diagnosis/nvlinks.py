@@ -39,7 +39,8 @@ class NvlinkReader:
         return found
 
     def _count(self, at: float, errors: SampleColumn) -> None:
-        if errors.values == self._errors.values:  # most often: errors are rare
+        # Most often: errors are rare, and the labels are then the same object. Another GPU may have the same counts.
+        if (errors.labels, errors.values) == (self._errors.labels, self._errors.values):
             return
         self._errors = errors
         for sample in errors:

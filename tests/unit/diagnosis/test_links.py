@@ -11,9 +11,10 @@ from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.incident_words import sentence
 from gpu_exporter.diagnosis.incidents import of_diagnoses
+from gpu_exporter.diagnosis.nvlinks import NvlinkReader
 from gpu_exporter.diagnosis.report import because
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
+from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, samples_by_name
 from gpu_exporter.diagnosis.window import Window, seen
 from gpu_exporter.model.metric import Metric
 
@@ -136,6 +137,16 @@ def test_nvlink_errors_count_for_an_hour() -> None:
     assert named(61801.0, link4=2.0, link5=50.0) == ["4"]
     assert named(63800.0, link4=2.0, link5=50.0) == ["5"]
     assert named(65500.0, link4=2.0, link5=50.0) == []
+
+
+def test_a_replaced_gpu_with_the_same_counts() -> None:
+    """Its errors count from its first page on."""
+    reader = NvlinkReader()
+    for at, uuid, count in ((1000.0, "GPU-1", 5.0), (1001.0, "GPU-2", 5.0), (1002.0, "GPU-2", 9.0)):
+        samples = nvlink_errors(at, False, {"4": count}).samples
+        of_gpu = [each._replace(labels={**each.labels, "UUID": uuid}) for each in samples]
+        found = reader.take(at, samples_by_name(of_gpu))
+    assert found == {DeviceKey("", "GPU-2", ""): {"GpuNvlinkErrors": ["4"]}}
 
 
 def test_reports_name_them() -> None:
