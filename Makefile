@@ -10,6 +10,13 @@ BUILDER ?= docker
 PROCESSES ?= 8
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
+# Runs tests in several processes, and those that failed once more by themselves: on a busy machine, a process may get no
+# CPU for longer than a test can wait. A test that fails twice fails; one that passes then is named, so that it is mended.
+define pytest
+$(BIN)/python -m pytest $(1) $(2) --dist worksteal $(ARGS) || { [ $$? -eq 1 ] && \
+  $(BIN)/python -m pytest $(1) --last-failed --last-failed-no-failures none --exitfirst -rA --show-capture=no $(ARGS); }
+endef
+
 # If it is set, every process of the tests compiles all modules.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -36,10 +43,10 @@ demo-fault: $(VENV)/run ## Serve a simulated job of eight GPUs on :9400, one of 
 	@exec $(BIN)/gpu-exporter serve --source simulated --inject 'GpuStragglerSlow:3;GpuLost:6' $(ARGS)
 
 test: lint .tools/done .tools/alerting ## Install what is needed, run the linters, the unit tests, and an end-to-end test for each promise of the README; takes less than five minutes
-	$(BIN)/python -m pytest tests/promises tests/unit -m 'not slow' --numprocesses 4 --dist worksteal $(ARGS)
+	$(call pytest,tests/promises tests/unit -m 'not slow',--numprocesses 4)
 
 test-all: $(VENV)/dev tools ## Run all other tests, with Chromium, PyTorch, VictoriaMetrics, Node.js and a newer Prometheus; takes less than fifteen minutes
-	$(BIN)/python -m pytest -m slow --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
+	$(call pytest,-m slow,--numprocesses $(PROCESSES))
 
 coverage: $(VENV)/dev tools ## Run the tests and print which lines no test runs; takes half as long again
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --cov --cov-report=term $(ARGS)

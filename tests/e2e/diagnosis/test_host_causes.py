@@ -102,6 +102,7 @@ def diagnosed(driver: FakeDriver, *options: str) -> dict[str, Any]:
 
 
 def causes(gpu: dict[str, Any]) -> set[str]:
+    print(json.dumps(gpu))  # what a failed test has seen
     return {mode["name"] for mode in gpu["modes"]} & HOST_MODES
 
 
