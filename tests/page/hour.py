@@ -154,7 +154,8 @@ def _source(scene: Scene, clock: Callable[[], float]) -> _Source:
 @contextmanager
 def served(scene: Scene) -> Iterator[int]:
     """Serve a node that has run for an hour, up to END; yield the port. Its clock then stands still."""
-    passed, begin = [0.0], time.monotonic() - SECONDS
+    # Where the machine has run for less than an hour, the clock would be negative, which it never is.
+    passed, begin = [0.0], max(0.0, time.monotonic() - SECONDS)
     with patch.object(time, "time", lambda: END - SECONDS + passed[0]):
         yield from _served(scene, passed, begin)
 
