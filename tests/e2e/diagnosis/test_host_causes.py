@@ -94,7 +94,8 @@ def program(main: float, workers: int) -> list[str]:
 
 
 def diagnosed(driver: FakeDriver, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--source", "nvml", "--for", "8s", "--json", *options]
+    # A counter that stands still is known to after 5 s, and a busy machine lets the first of these pass.
+    command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--source", "nvml", "--for", "15s", "--json", *options]
     environment = {**os.environ, **driver.environment}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     gpu: dict[str, Any] = json.loads(done.stdout)["gpus"][0]
