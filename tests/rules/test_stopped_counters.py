@@ -20,6 +20,22 @@ IDLE, MISSING = "GpuAllocatedIdle", "GpuMetricsMissing"
 Shapes = Mapping[Metric, Shape]
 
 
+def varying(values: Shapes, *rows: Metric) -> Shapes:
+    """Return values of which these vary a little with each scrape, as power does and counters that count."""
+    return {
+        row: jitter(value) if row in rows and isinstance(value, int | float) else value for row, value in values.items()
+    }
+
+
+def jitter(value: float) -> Shape:
+    return tuple(value * (1 + step / 1000) for step in (0, 3, 1, -2, 2, -1, 4))
+
+
+def keeping(values: Shapes, others: Shapes) -> Shapes:
+    """Return the values of a GPU whose counters keep those of an earlier time."""
+    return varying({**others, **{row: value for row, value in values.items() if row in m.PROFILING}}, m.POWER)
+
+
 def stopped(values: Shapes) -> Shapes:
     """Return the values of a GPU whose counters are all 0."""
     return {row: 0.0 if row in m.PROFILING else value for row, value in values.items()}
@@ -47,9 +63,26 @@ GPUS: Mapping[str, tuple[Shapes, str, tuple[str, ...]]] = {
     "brief": ({**p.IDLE, **BRIEF}, "idle", (IDLE,)),
     "late": ({**p.IDLE, **BRIEF, **LATE}, "idle", (IDLE,)),
     "copies": (p.HOST_COPY, "pcie-bound", ("GpuPcieBound",)),
+    # It trains with the counters of an idle GPU, and is idle with those of one that works.
+    "keeps-idle": (keeping(p.IDLE, p.GEMM), "", (MISSING,)),
+    "keeps-thread": (keeping(p.ONE_THREAD, TRAINS), "", (MISSING,)),
+    "keeps-gemm": (keeping(p.GEMM, p.IDLE), "idle", (IDLE, MISSING)),
+    "keeps-waiting": (keeping(p.HANGING, p.GEMM), "", (MISSING,)),
+    # Counters that count: traffic varies in one direction, or the exporter collects nothing new.
+    "live-idle": (varying(p.IDLE, m.POWER, m.PCIE_RX), "idle", (IDLE,)),
+    "live-thread": (varying(p.ONE_THREAD, m.POWER, m.PCIE_TX), "fake-load", ("GpuFakeLoad",)),
+    "live-engine": (varying(p.ONE_THREAD, m.POWER, m.GR_ENGINE_ACTIVE), "fake-load", ("GpuFakeLoad",)),
+    "slow-power": ({**p.IDLE, m.POWER: (*(121.0,) * 5, *(122.0,) * 5)}, "idle", (IDLE,)),
+    "zero-jitter": (varying(stopped(p.IDLE), m.POWER), "idle", (IDLE,)),
 }
-WASTED = ("idle", "zero-idle", "context", "one-thread", "brief", "late", "copies")
-WORKING = ("gemm", "sleepy", "tiny", "trains")
+WASTED = (
+    *("idle", "zero-idle", "context", "one-thread", "brief", "late", "copies"),
+    *("keeps-gemm", "live-idle", "live-thread", "live-engine", "slow-power", "zero-jitter"),
+)
+STOPPED = (
+    *("gemm", "sleepy", "tiny", "trains"),
+    *("keeps-idle", "keeps-thread", "keeps-gemm", "keeps-waiting"),
+)
 
 
 @pytest.mark.parametrize("generation", [Generation.DCGM_4_8_2, Generation.DCGM_4_9])
@@ -62,7 +95,10 @@ def test_stopped_is_not_idle(tmp_path: Path, generation: Generation) -> None:
     found = [
         Expect("group by (node, class) (gpu:bottleneck:class)", classes),
         Expect(f'group by ({WHAT}) (ALERTS{{alertstate="firing"}})', alerts),
-        Expect("group by (node) (gpu:profiling_stopped:bool == 1)", [({"node": node}, 1.0) for node in WORKING]),
+        Expect(
+            "group by (node) (gpu:profiling_stopped:bool == 1)",
+            [({"node": node}, 1.0) for node in STOPPED],
+        ),
         Expect("group by (node) (gpu:wasted:ratio > 0.9)", [({"node": node}, 1.0) for node in WASTED]),
     ]
     check(tmp_path, [Case(generation.value, devices, found)])
