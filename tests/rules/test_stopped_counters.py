@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles as p
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
+from gpu_exporter.conditions.signal import STOPPED_INFO
 from gpu_exporter.model.metric import Metric
-from tests.rules.promtool import WHAT, Case, Expect, check, firing
+from tests.rules.promtool import WHAT, Case, Expect, check, firing, promtools
 from tests.rules.series import Device, Generation, minutes, rank
 from tests.rules.shapes import Shape
 
@@ -102,3 +105,70 @@ def test_stopped_is_not_idle(tmp_path: Path, generation: Generation) -> None:
         Expect("group by (node) (gpu:wasted:ratio > 0.9)", [({"node": node}, 1.0) for node in WASTED]),
     ]
     check(tmp_path, [Case(generation.value, devices, found)])
+
+
+# The rules are evaluated at the last step.
+STEPS, STEP_SECONDS = 41, 30.0
+STOPPED_INFO_BY_GPU = f"max by (UUID) ({STOPPED_INFO})"
+ROWS = (m.GR_ENGINE_ACTIVE, m.PCIE_RX, m.PCIE_TX)
+UTIL = 5.0
+
+
+class Story:
+    """A GPU whose counters stop at a random time, most with an oddity."""
+
+    def __init__(self, number: int) -> None:
+        rng, row = Random(number), ROWS[number % len(ROWS)]
+        oddity = rng.choice(("", "", "begins", "again", "without", "zero", "moving", "power"))
+        self.name, self.steps = f"story-{number}-{oddity}", range(STEPS)
+        # Rules are evaluated once a minute, and judge windows of five minutes.
+        self.stop = rng.choice([step for step in self.steps if STEPS - step not in range(8, 13)])
+        self.begin = rng.choice((25, *range(30, 39))) if oddity == "begins" else 0
+        self.again = rng.choice((36, 39)) if oddity == "again" else STEPS
+        self.without, self.zero, self.moving = (
+            row if oddity == each else None for each in ("without", "zero", "moving")
+        )
+        self.watts = 0.0 if oddity == "power" else 0.1
+
+    def value(self, row: Metric, step: int) -> float | None:
+        """Return the value of a counter at a step; None if it has none."""
+        if row is self.without or step < self.begin:
+            return None
+        counts = step < self.stop or step >= self.again
+        if row is self.zero:
+            return 0.0
+        return 7.0 + step if counts or row is self.moving else 7.0 + self.stop
+
+    def power(self, step: int) -> float:
+        return 300.0 + self.watts * (step % 7)
+
+    @property
+    def judged(self) -> bool:
+        """Return the verdict of Python at the last step."""
+        stopped, verdict = StoppedCounters(), False
+        for step in self.steps:
+            read = [(row.name, value) for row in ROWS if (value := self.value(row, step)) is not None]
+            verdict = stopped.take("", step * STEP_SECONDS, UTIL / 100, self.power(step), read) and bool(read)
+        return verdict
+
+    @property
+    def series(self) -> list[Mapping[str, str]]:
+        """Return it in promtool's format."""
+        labels = f'{{job="dcgm-exporter",instance="{self.name}:9400",UUID="GPU-{self.name}",gpu="0",Hostname="a"}}'
+        shown: dict[str, Sequence[float | None]] = {
+            row.name: [self.value(row, step) for step in self.steps] for row in ROWS
+        }
+        shown[m.POWER.name] = [self.power(step) for step in self.steps]
+        return [
+            {"series": name + labels, "values": " ".join("_" if each is None else f"{each:.12g}" for each in values)}
+            for name, values in shown.items()
+        ]
+
+
+def test_rules_and_python_agree_on_kept_values(tmp_path: Path) -> None:
+    stories = [Story(number) for number in range(200)]
+    stopped = [({"UUID": f"GPU-{story.name}"}, 1.0) for story in stories if story.judged]
+    assert 40 < len(stopped) < 160
+    healthy = Device("any", 0, [minutes(STEPS * STEP_SECONDS / 60)], Generation.DCGM_4_8_2, rank("any"))
+    more = [series for story in stories for series in story.series]
+    check(tmp_path, [Case("stories", [healthy], [Expect(STOPPED_INFO_BY_GPU, stopped)], more=more)], promtools())

@@ -39,11 +39,11 @@ def test_one_sample(util: float | None, counters: dict[str, float], stopped: boo
 def test_a_gpu_that_works_at_times() -> None:
     """Utilisation is that of a moment. After five minutes without any, the GPU is idle."""
     counters = StoppedCounters()
-    assert counters.take("GPU-1", 0.0, 0.9, None, None, ZEROS.items())
-    assert counters.take("GPU-1", 30.0, 0.0, None, None, ZEROS.items())
-    assert not counters.take("GPU-2", 30.0, 0.0, None, None, ZEROS.items())
-    assert not counters.take("GPU-1", 60.0, 0.9, None, None, {**ZEROS, ENGINE: 0.3}.items())
-    assert not counters.take("GPU-1", REMEMBERED_SECONDS, 0.0, None, None, ZEROS.items())
+    assert counters.take("GPU-1", 0.0, 0.9, None, ZEROS.items())
+    assert counters.take("GPU-1", 30.0, 0.0, None, ZEROS.items())
+    assert not counters.take("GPU-2", 30.0, 0.0, None, ZEROS.items())
+    assert not counters.take("GPU-1", 60.0, 0.9, None, {**ZEROS, ENGINE: 0.3}.items())
+    assert not counters.take("GPU-1", REMEMBERED_SECONDS, 0.0, None, ZEROS.items())
 
 
 IDLE = {ENGINE: 0.0, PCIE: 1e6, TX: 1.5e6}
@@ -99,10 +99,10 @@ def test_counters_that_move_again() -> None:
     stopped = StoppedCounters()
     verdicts = [stopped.take("GPU-1", step * 30.0, 0.0, float(step), IDLE.items()) for step in range(9)]
     assert verdicts[-1]
-    assert not stopped.take("GPU-1", 270.0, 0.0, None, 9.0, {**IDLE, PCIE: 2e6}.items())
-    assert stopped.take("GPU-1", 300.0, 0.0, None, 10.0, IDLE.items())
-    assert stopped.take("GPU-1", 330.0, 0.0, None, 11.0, ())
-    assert not stopped.take("GPU-2", 330.0, 0.0, None, 11.0, IDLE.items())
+    assert not stopped.take("GPU-1", 270.0, 0.0, 9.0, {**IDLE, PCIE: 2e6}.items())
+    assert stopped.take("GPU-1", 300.0, 0.0, 10.0, IDLE.items())
+    assert stopped.take("GPU-1", 330.0, 0.0, 11.0, ())
+    assert not stopped.take("GPU-2", 330.0, 0.0, 11.0, IDLE.items())
 
 
 @pytest.mark.parametrize("path", [*PACKAGED.glob("*.gz"), *MORE.rglob("*.gz")], ids=lambda path: path.name)
