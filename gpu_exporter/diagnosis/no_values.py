@@ -48,8 +48,9 @@ def without_stopped_counters(
     counters: dict[tuple[str, str], list[tuple[str, float]]] = {
         gpu: [] for gpu in utils.keys() | powers.keys() if gpu[1]
     }
+    prefix = PROFILING_PREFIX if counters.keys() - works else tuple(RESTLESS)
     for name in by_name if counters else ():
-        if name in RESTLESS or (name.startswith(PROFILING_PREFIX) and counters.keys() - works):
+        if name.startswith(prefix):
             for labels, value in _of(by_name, name):
                 if _gpu(labels) in counters:
                     counters[_gpu(labels)].append((name, value))
