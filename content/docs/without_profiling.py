@@ -29,12 +29,20 @@ gpu-exporter then uses what every driver reports, and marks what it concludes as
 the live page show the word beside the class, the [API](api.md) and `diagnose --json` have `quality`, alerts have an
 annotation `quality`, and `{APPROXIMATE.record}` is 1 for the GPU.
 
-DCGM's counters can stop, for example after an XID: all of them are then 0 although the GPU works, until DCGM is
-restarted. The recording rules, `--source dcgm`, and `diagnose` and `top` of another exporter or a Prometheus leave
-these zeros out, so the GPU does not count as idle. [GpuMetricsMissing](runbooks/gpumetricsmissing.md) says what to do.
-The counters of a GPU have stopped if all of them are 0 and its utilisation is at least 10 %, or was so within the last
-five minutes. `gpu:profiling_stopped:bool` is then 1 for it. Not detected: counters that keep an old value other than 0,
-zeros at a utilisation that is always below 10 % when it is read, and GPUs in MIG mode, which have no utilisation.
+DCGM's counters can stop, for example after an XID or when another tool takes them: until DCGM is restarted, all of them
+are 0 although the GPU works, or they keep their last values. The recording rules, `--source dcgm`, and `diagnose` and
+`top` of another exporter or a Prometheus leave these values out, so the GPU counts neither as idle nor as busy because
+of them, and `gpu:profiling_stopped:bool` is 1 for it. [GpuMetricsMissing](runbooks/gpumetricsmissing.md) says what to
+do. The counters of a GPU have stopped if
+
+- all of them are 0 and its utilisation is at least 10 %, or was so within the last five minutes, or
+- PCIe traffic in both directions and engine activity have been exactly the same for four minutes (in the rules, for up
+  to five), in which power has changed at least four times. Of 20 000 recorded samples of H100s and H200s, all three
+  were the same as in the sample before once; scrapes once a minute must repeat them four times.
+
+Not detected: zeros at a utilisation that is always below 10 % when it is read, and zeros of GPUs in MIG mode, which
+have no utilisation; kept values where PCIe traffic to the GPU is not exported or 0, where power is scraped less than
+once a minute or does not change, or in less than four minutes, such as the 20 s of `diagnose --url` of an exporter.
 
 ## What stands in for the counters
 

@@ -414,7 +414,7 @@ ATTRIBUTION_AGE = Metric("gpu_exporter_attribution_age_seconds",      GAUGE,   "
 ATTRIBUTION_ERRORS = Metric("gpu_attribution_errors_total",           COUNTER, "answers", "Lookups of GPU owners that failed or were incomplete, by reason.", entity=NODE)
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the exporter can read the GPU.", 0, 1)
 DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while gpu_up is 0.", 0, 1)
-PROFILING_PAUSED = Metric("gpu_profiling_paused",                     GAUGE,   "bool",    "1 with the reason while there are no profiling values, because another tool uses the GPU's profiling counters, or because they have stopped: all are 0 although the GPU works. They return without a restart of the exporter.", 0, 1)
+PROFILING_PAUSED = Metric("gpu_profiling_paused",                     GAUGE,   "bool",    "1 with the reason while there are no profiling values, because another tool uses the GPU's profiling counters, or because they have stopped: all are 0 although the GPU works, or keep their values. They return without a restart of the exporter.", 0, 1)
 HEALTH_STATE  = tuple(
     Metric("gpu_health_state", GAUGE, "bool", "Health verdict on the GPU (rules: docs/health.md): the current state is 1; all are 0 while the health is unknown.", 0, 1, labels=(("state", state),))
     for state in ("healthy", "degraded", "unhealthy"))

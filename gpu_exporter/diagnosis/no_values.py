@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpu_exporter.catalogue.stopped_counters import ENGINE, FULL_UTIL, WORKS, StoppedCounters
+from gpu_exporter.catalogue.stopped_counters import ENGINE, FULL_UTIL, POWER, RESTLESS, StoppedCounters
 from gpu_exporter.conditions.signal import PROFILING_PREFIX, STOPPED_INFO
 from gpu_exporter.diagnosis.scrape import ByName, SampleColumn, ScrapedPage, ScrapedSample, samples_by_name
 from gpu_exporter.sources.dcgm.values import BLANKS, DOUBLE_BLANK, INT32_BLANK, INT64_BLANK
@@ -42,17 +42,24 @@ def without_stopped_counters(
     utils = {
         _gpu(labels): (value / full, labels) for name, full in FULL_UTIL.items() for labels, value in _of(by_name, name)
     }
-    if not stopped.remembers(at) and all(util < WORKS for util, _ in utils.values()):
-        return samples
-    # Most GPUs that work have an engine that does.
-    count = {_gpu(labels) for name in ENGINE for labels, value in _of(by_name, name) if value}
-    zeros: dict[tuple[str, str], list[tuple[str, float]]] = {gpu: [] for gpu in utils.keys() - count if gpu[1]}
-    for name in by_name if zeros else ():
-        if name.startswith(PROFILING_PREFIX):
+    powers = {_gpu(labels): (value, labels) for name in POWER for labels, value in _of(by_name, name)}
+    # Most GPUs that work have an engine that does: of these, few counters are needed.
+    works = {_gpu(labels) for name in ENGINE for labels, value in _of(by_name, name) if value}
+    counters: dict[tuple[str, str], list[tuple[str, float]]] = {
+        gpu: [] for gpu in utils.keys() | powers.keys() if gpu[1]
+    }
+    prefix = PROFILING_PREFIX if counters.keys() - works else tuple(RESTLESS)
+    for name in by_name if counters else ():
+        if name.startswith(prefix):
             for labels, value in _of(by_name, name):
-                if _gpu(labels) in zeros:
-                    zeros[_gpu(labels)].append((name, value))
-    found = {gpu: utils[gpu][1] for gpu, counters in zeros.items() if stopped.take(gpu, at, utils[gpu][0], counters)}
+                if _gpu(labels) in counters:
+                    counters[_gpu(labels)].append((name, value))
+    unknown: tuple[float | None, Mapping[str, str]] = None, {}
+    found = {}
+    for gpu, read in counters.items():
+        util, power = utils.get(gpu, unknown), powers.get(gpu, unknown)
+        if stopped.take(gpu, at, util[0], power[0], read):
+            found[gpu] = util[1] or power[1]
     if not found:
         return samples
     kept = [each for each in samples if not (each.name.startswith(PROFILING_PREFIX) and _gpu(each.labels) in found)]

@@ -146,6 +146,11 @@ def scrapes_of(answer: QueryAnswer) -> list[Scrape]:
                 raise ValueError(f"{at:g} is not the time of a sample")
             by_time[at].append(ScrapedSample(name, labels, _number(value)))
     stopped = StoppedCounters()
+    scrapes = [Scrape(at, with_values(by_time[at], at, stopped)) for at in sorted(by_time)]
+    if not stopped.stuck:
+        return scrapes
+    # What the last scrapes prove is so of those before.
+    stopped = StoppedCounters(stopped.stuck)
     return [Scrape(at, with_values(by_time[at], at, stopped)) for at in sorted(by_time)]
 
 

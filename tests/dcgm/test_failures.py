@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -209,6 +210,42 @@ def test_counters_that_have_stopped(engine: Make, connect: Connect, metrics: Seq
     with fake.changed() as state:
         state["gpus"][0]["fields"].update({k: v for k, v in gpu(0)["fields"].items() if k.startswith("10")})
     until(device, lambda each: profiled(each) and not of(each, m.PROFILING_PAUSED))
+
+
+@pytest.mark.parametrize("metrics", [DEFAULT, [metric for metric in DEFAULT if metric in m.PROFILING]])
+def test_counters_that_keep_their_values(
+    engine: Make,
+    connect: Connect,
+    metrics: Sequence[Metric],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of a GPU whose power changes they are no values. This is said once, also if the fields are watched again."""
+    monkeypatch.setattr("gpu_exporter.catalogue.stopped_counters.KEPT_SECONDS", 1.0)
+    monkeypatch.setattr(p, "RETRY_SECONDS", 1.0)
+    fake, watts = engine(), itertools.count(100)
+
+    def watches(each: Reading) -> bool:
+        fake.set(155, float(next(watts)))
+        return bool(of(each, m.PROFILING_PAUSED))
+
+    caplog.set_level("INFO", "gpu_exporter.sources.dcgm")
+    device = connect(fake).attach(0, metrics)
+    until(device, profiled)
+    reading = until(device, watches)
+    assert not of(reading, m.SM_ACTIVE)
+    end = time.monotonic() + 3.0
+    while time.monotonic() < end:
+        assert not of(device.read(FAST), m.SM_ACTIVE)
+        time.sleep(0.1)
+    fake.set(1010, 12345)
+    until(device, lambda each: profiled(each) and not of(each, m.PROFILING_PAUSED))
+    stopped, again = (each for each in caplog.messages if "profiling counters" in each)
+    assert stopped == (
+        "GPU 0: DCGM's profiling counters have stopped, so they have no values: end the profiler that holds them, or "
+        "run `dcgmi profile --resume`; else restart nv-hostengine"
+    )
+    assert again == "GPU 0: DCGM's profiling counters count again"
 
 
 def test_never_a_live_read_but_of_links(engine: Make, connect: Connect) -> None:

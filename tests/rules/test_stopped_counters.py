@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles as p
+from gpu_exporter.catalogue.stopped_counters import StoppedCounters
+from gpu_exporter.conditions.signal import STOPPED_INFO
 from gpu_exporter.model.metric import Metric
-from tests.rules.promtool import WHAT, Case, Expect, check, firing
+from tests.rules.promtool import WHAT, Case, Expect, check, firing, promtools
 from tests.rules.series import Device, Generation, minutes, rank
 from tests.rules.shapes import Shape
 
@@ -18,6 +21,22 @@ from tests.rules.shapes import Shape
 HELD = 150.0
 IDLE, MISSING = "GpuAllocatedIdle", "GpuMetricsMissing"
 Shapes = Mapping[Metric, Shape]
+
+
+def varying(values: Shapes, *rows: Metric) -> Shapes:
+    """Return values of which these vary a little with each scrape, as power does and counters that count."""
+    return {
+        row: jitter(value) if row in rows and isinstance(value, int | float) else value for row, value in values.items()
+    }
+
+
+def jitter(value: float) -> Shape:
+    return tuple(value * (1 + step / 1000) for step in (0, 3, 1, -2, 2, -1, 4))
+
+
+def keeping(values: Shapes, others: Shapes) -> Shapes:
+    """Return the values of a GPU whose counters keep those of an earlier time."""
+    return varying({**others, **{row: value for row, value in values.items() if row in m.PROFILING}}, m.POWER)
 
 
 def stopped(values: Shapes) -> Shapes:
@@ -47,9 +66,26 @@ GPUS: Mapping[str, tuple[Shapes, str, tuple[str, ...]]] = {
     "brief": ({**p.IDLE, **BRIEF}, "idle", (IDLE,)),
     "late": ({**p.IDLE, **BRIEF, **LATE}, "idle", (IDLE,)),
     "copies": (p.HOST_COPY, "pcie-bound", ("GpuPcieBound",)),
+    # It trains with the counters of an idle GPU, and is idle with those of one that works.
+    "keeps-idle": (keeping(p.IDLE, p.GEMM), "", (MISSING,)),
+    "keeps-thread": (keeping(p.ONE_THREAD, TRAINS), "", (MISSING,)),
+    "keeps-gemm": (keeping(p.GEMM, p.IDLE), "idle", (IDLE, MISSING)),
+    "keeps-waiting": (keeping(p.HANGING, p.GEMM), "", (MISSING,)),
+    # Counters that count: traffic varies in one direction, or the exporter collects nothing new.
+    "live-idle": (varying(p.IDLE, m.POWER, m.PCIE_RX), "idle", (IDLE,)),
+    "live-thread": (varying(p.ONE_THREAD, m.POWER, m.PCIE_TX), "fake-load", ("GpuFakeLoad",)),
+    "live-engine": (varying(p.ONE_THREAD, m.POWER, m.GR_ENGINE_ACTIVE), "fake-load", ("GpuFakeLoad",)),
+    "slow-power": ({**p.IDLE, m.POWER: (*(121.0,) * 5, *(122.0,) * 5)}, "idle", (IDLE,)),
+    "zero-jitter": (varying(stopped(p.IDLE), m.POWER), "idle", (IDLE,)),
 }
-WASTED = ("idle", "zero-idle", "context", "one-thread", "brief", "late", "copies")
-WORKING = ("gemm", "sleepy", "tiny", "trains")
+WASTED = (
+    *("idle", "zero-idle", "context", "one-thread", "brief", "late", "copies"),
+    *("keeps-gemm", "live-idle", "live-thread", "live-engine", "slow-power", "zero-jitter"),
+)
+STOPPED = (
+    *("gemm", "sleepy", "tiny", "trains"),
+    *("keeps-idle", "keeps-thread", "keeps-gemm", "keeps-waiting"),
+)
 
 
 @pytest.mark.parametrize("generation", [Generation.DCGM_4_8_2, Generation.DCGM_4_9])
@@ -62,7 +98,77 @@ def test_stopped_is_not_idle(tmp_path: Path, generation: Generation) -> None:
     found = [
         Expect("group by (node, class) (gpu:bottleneck:class)", classes),
         Expect(f'group by ({WHAT}) (ALERTS{{alertstate="firing"}})', alerts),
-        Expect("group by (node) (gpu:profiling_stopped:bool == 1)", [({"node": node}, 1.0) for node in WORKING]),
+        Expect(
+            "group by (node) (gpu:profiling_stopped:bool == 1)",
+            [({"node": node}, 1.0) for node in STOPPED],
+        ),
         Expect("group by (node) (gpu:wasted:ratio > 0.9)", [({"node": node}, 1.0) for node in WASTED]),
     ]
     check(tmp_path, [Case(generation.value, devices, found)])
+
+
+# The rules are evaluated at the last step.
+STEPS, STEP_SECONDS = 41, 30.0
+STOPPED_INFO_BY_GPU = f"max by (UUID) ({STOPPED_INFO})"
+ROWS = (m.GR_ENGINE_ACTIVE, m.PCIE_RX, m.PCIE_TX)
+UTIL = 5.0
+
+
+class Story:
+    """A GPU whose counters stop at a random time, most with an oddity."""
+
+    def __init__(self, number: int) -> None:
+        rng, row = Random(number), ROWS[number % len(ROWS)]
+        oddity = rng.choice(("", "", "begins", "again", "without", "zero", "moving", "power"))
+        self.name, self.steps = f"story-{number}-{oddity}", range(STEPS)
+        # Rules are evaluated once a minute, and judge windows of five minutes.
+        self.stop = rng.choice([step for step in self.steps if STEPS - step not in range(8, 13)])
+        self.begin = rng.choice((25, *range(30, 39))) if oddity == "begins" else 0
+        self.again = rng.choice((36, 39)) if oddity == "again" else STEPS
+        self.without, self.zero, self.moving = (
+            row if oddity == each else None for each in ("without", "zero", "moving")
+        )
+        self.watts = 0.0 if oddity == "power" else 0.1
+
+    def value(self, row: Metric, step: int) -> float | None:
+        """Return the value of a counter at a step; None if it has none."""
+        if row is self.without or step < self.begin:
+            return None
+        counts = step < self.stop or step >= self.again
+        if row is self.zero:
+            return 0.0
+        return 7.0 + step if counts or row is self.moving else 7.0 + self.stop
+
+    def power(self, step: int) -> float:
+        return 300.0 + self.watts * (step % 7)
+
+    @property
+    def judged(self) -> bool:
+        """Return the verdict of Python at the last step."""
+        stopped, verdict = StoppedCounters(), False
+        for step in self.steps:
+            read = [(row.name, value) for row in ROWS if (value := self.value(row, step)) is not None]
+            verdict = stopped.take("", step * STEP_SECONDS, UTIL / 100, self.power(step), read) and bool(read)
+        return verdict
+
+    @property
+    def series(self) -> list[Mapping[str, str]]:
+        """Return it in promtool's format."""
+        labels = f'{{job="dcgm-exporter",instance="{self.name}:9400",UUID="GPU-{self.name}",gpu="0",Hostname="a"}}'
+        shown: dict[str, Sequence[float | None]] = {
+            row.name: [self.value(row, step) for step in self.steps] for row in ROWS
+        }
+        shown[m.POWER.name] = [self.power(step) for step in self.steps]
+        return [
+            {"series": name + labels, "values": " ".join("_" if each is None else f"{each:.12g}" for each in values)}
+            for name, values in shown.items()
+        ]
+
+
+def test_rules_and_python_agree_on_kept_values(tmp_path: Path) -> None:
+    stories = [Story(number) for number in range(200)]
+    stopped = [({"UUID": f"GPU-{story.name}"}, 1.0) for story in stories if story.judged]
+    assert 40 < len(stopped) < 160
+    healthy = Device("any", 0, [minutes(STEPS * STEP_SECONDS / 60)], Generation.DCGM_4_8_2, rank("any"))
+    more = [series for story in stories for series in story.series]
+    check(tmp_path, [Case("stories", [healthy], [Expect(STOPPED_INFO_BY_GPU, stopped)], more=more)], promtools())

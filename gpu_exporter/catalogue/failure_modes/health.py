@@ -1096,7 +1096,8 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         "them.",
         meaning="An exporter reports the utilisation of this GPU, but not its SM activity. What limits the GPU is then known "
         "[only in part](../without-profiling.md). The same is said of a GPU whose profiling counters are all 0 although "
-        "it works: DCGM's counters have stopped, and their values are left out, so that the GPU does not count as idle.",
+        "it works, or keep their values while its power changes: DCGM's counters have stopped, and their values are left "
+        "out, so that the GPU does not count as idle or busy because of them.",
         impact="GpuStragglerSlow, GpuStragglerLaunchBound and most alerts on bottlenecks cannot fire for this GPU. If it "
         "still has the activity of its engine, its memory and its tensor cores, as with the default fields of dcgm-exporter, "
         "GpuCollectiveStall and GpuStragglerStarved can.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from gpu_exporter.sources.dcgm.errors import (
     hung_fix,
     outcome,
     raise_if_lost,
+    stopped_fix,
 )
 from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest, WatchResult
 from gpu_exporter.sources.dcgm.health_and_peers import HealthAndPeers
@@ -39,13 +41,17 @@ from gpu_exporter.sources.dcgm.inventory import (
     Inventory,
 )
 from gpu_exporter.sources.dcgm.plan import FieldQuery, GpuParts, plan
-from gpu_exporter.sources.dcgm.profiling import ProfilingReads
+from gpu_exporter.sources.dcgm.profiling import STOPPED, ProfilingReads
 from gpu_exporter.sources.dcgm.session import XID, FieldTable, Session, XidWatches
 from gpu_exporter.sources.dcgm.values import NO_ANSWER, Entity, EntityGroup, FieldAnswer, gpu
+
+log = logging.getLogger(__name__)
 
 NAME = 50
 # Tells a GPU that works from one whose profiling counters are rightly 0.
 UTIL = 203
+# Tells counters that keep their values from a host engine that samples nothing.
+POWER = 155
 # The first architecture whose links are measured by NVML's GPM. Before, DCGM's profiling module would have to share the
 # counters of a GPU with the fields of all of its links.
 FIRST_WITH_MEASURED_LINKS = 9
@@ -246,6 +252,7 @@ class DcgmDevice(Device):
         self._refused: dict[Metric, str] = {}
         self._constants: dict[Series, float] = {}
         self._paused: Series | None = None
+        self._stopped = False
         self._stamp, self._stamped_at, self._layout_at = 0, time.monotonic(), time.monotonic()
         self._read_once = self._settled = False
         self._xids: deque[XidEvent] = deque(maxlen=MOST_XIDS)
@@ -315,8 +322,9 @@ class DcgmDevice(Device):
             *(PreparedWatch(request, self._take_plain) for request in self._plan.plain_requests(self._seconds)),
             *(PreparedWatch(request, self._take_profiling) for request in self._plan.profiling_requests(means)),
         ]
-        if self._plan.profiling and m.GPU_UTIL not in self._metrics:
-            request = WatchRequest((self._board,), (UTIL,), self._seconds[Pace.FAST])
+        unread = [row.dcgm for row in (m.GPU_UTIL, m.POWER) if row.dcgm is not None and row not in self._metrics]
+        if self._plan.profiling and unread:
+            request = WatchRequest((self._board,), tuple(unread), self._seconds[Pace.FAST])
             self._requests.append(PreparedWatch(request, self._take_plain))
         if not self._xid_watches:
             self._asked_for_xids_at = time.time()
@@ -380,7 +388,7 @@ class DcgmDevice(Device):
             (Pace.SLOW, self._board): {MIG_MODE, UUID},
             (Pace.FAST, self._board): {
                 *((XID,) if self._xid_watches else ()),
-                *((UTIL,) if self._profiling.queries else ()),
+                *((UTIL, POWER) if self._profiling.queries else ()),
             },
         }
         for query in (*self._plan.plain, *self._profiling.queries):
@@ -418,9 +426,13 @@ class DcgmDevice(Device):
         due = [query for query in self._plan.plain if query.pace in paces and query.series not in computed]
         self._read_plain(table.answers, due, now, values, failed)
         if Pace.FAST in paces:
-            util = table.answers.get((self._board, UTIL), NO_ANSWER).value
-            ratio = util / 100 if isinstance(util, int | float) else None
-            self._profiling.read(table.answers, now, ratio, values, spans, failed)
+            util, power = (
+                answer.value if isinstance(answer.value, int | float) else None
+                for answer in (table.answers.get((self._board, number), NO_ANSWER) for number in (UTIL, POWER))
+            )
+            ratio = None if util is None else util / 100
+            self._profiling.read(table.answers, now, ratio, power, values, spans, failed)
+            self._say_if_stopped()
         values.update(self._constants)
         values.update(self._links())
         ended |= self._read_pause(values)
@@ -520,6 +532,16 @@ class DcgmDevice(Device):
             raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", down_reason(error.code)) from error
         self._answered = {series for series in self._answered if series.metric not in self._plan.unsupported}
         self._profiling.resume(before)
+
+    def _say_if_stopped(self) -> None:
+        """Log when the counters stop, and when they count again."""
+        before, self._stopped = self._stopped, self._profiling.pause == STOPPED
+        if self._stopped and not before:
+            fix = stopped_fix(self._session.connection.where)
+            stopped = "GPU %d: DCGM's profiling counters have stopped, so they have no values: %s"
+            log.warning(stopped, self.gpu.index, fix)
+        elif before and not self._stopped:
+            log.info("GPU %d: DCGM's profiling counters count again", self.gpu.index)
 
     def _read_pause(self, values: dict[Series, float]) -> set[Series]:
         """Fill in the series that says why the counters have no values; return the series that ended."""

@@ -115,8 +115,16 @@ def down_reason(code: int) -> str:
 
 def hung_fix(where: str) -> str:
     """Return what to do about a host engine that hangs. `where` names it."""
-    program = "gpu-exporter" if where == str(Hostengine()) else "nv-hostengine"
-    return f"restart {program}; if that hangs, see `dmesg | grep -i nvrm`"
+    return f"restart {_program(where)}; if that hangs, see `dmesg | grep -i nvrm`"
+
+
+def stopped_fix(where: str) -> str:
+    """Return what to do about profiling counters that have stopped. `where` names the host engine."""
+    return f"end the profiler that holds them, or run `dcgmi profile --resume`; else restart {_program(where)}"
+
+
+def _program(where: str) -> str:
+    return "gpu-exporter" if where == str(Hostengine()) else "nv-hostengine"
 
 
 def source_lost(code: int, where: str) -> SourceLost:

@@ -16,7 +16,7 @@ from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer
 LONGEST_SPAN = 2.5
 # How long to wait for a new sample, in intervals and seconds, before it counts as missing.
 PATIENCE_INTERVALS, PATIENCE_SECONDS = 3.0, 2.0
-# The reason of a pause in which all counters are 0 although the GPU works.
+# The reason of a pause in which all counters are 0 although the GPU works, or keep their values.
 STOPPED = "stopped"
 # After how many seconds to retry a GPU whose counters another process holds.
 RETRY_SECONDS = 30.0
@@ -60,15 +60,16 @@ class ProfilingReads:
         answers: Mapping[tuple[Entity, int], FieldAnswer],
         now: float,
         util: float | None,
+        power: float | None,
         values: dict[Series, float],
         spans: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
         """Fill in the new samples. A series without one for too long fails once, until the next sample.
 
-        `util` is the utilisation as a ratio: zeros of counters that have stopped are no samples.
+        `util` is the utilisation as a ratio, `power` is in watts: what counters show that have stopped are no samples.
         """
-        stopped = self.stopped.take("", now, util, self._counters(answers))
+        stopped = self.stopped.take("", now, util, power, self._counters(answers))
         for query in self.queries:
             series = query.series
             is_stopped = stopped and series.metric.name.startswith(PROFILING_PREFIX)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from gpu_exporter.catalogue.stopped_counters import StoppedCounters
 from gpu_exporter.conditions.signal import STOPPED_INFO, Read
 from gpu_exporter.diagnosis.gather import WatchedScrapes
-from gpu_exporter.diagnosis.no_values import values_of
+from gpu_exporter.diagnosis.no_values import values_of, with_values
 from gpu_exporter.diagnosis.remote_scrapes import QueryAnswer, scrapes_of
 from gpu_exporter.diagnosis.report import as_json
 from gpu_exporter.diagnosis.result import diagnose_scrapes
@@ -166,6 +167,49 @@ def test_the_samples_of_a_prometheus() -> None:
     answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
     (scrape,) = scrapes_of(json_as(QueryAnswer, json.dumps(answer)))
     assert [sample.name for sample in scrape.samples] == ["DCGM_FI_DEV_GPU_UTIL", STOPPED_INFO]
+
+
+KEPT = f"""DCGM_FI_DEV_GPU_UTIL{{{LABELS}}} 0
+DCGM_FI_DEV_POWER_USAGE{{{LABELS}}} 120.5
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{LABELS}}} 0.95
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{LABELS}}} 0.9
+DCGM_FI_PROF_PCIE_RX_BYTES{{{LABELS}}} 7000000
+DCGM_FI_PROF_PCIE_TX_BYTES{{{LABELS}}} 7000000
+"""
+
+
+def minute(step: int) -> Sequence[ScrapedSample]:
+    """Return the samples of an idle GPU that keeps the counters of a busy one, and of one that is busy."""
+    kept = KEPT.replace("120.5", f"12{step}.5")
+    return parsed(kept + kept.replace("GPU-1", "GPU-2").replace("} 7000000", f"}} 700000{step}"))
+
+
+def test_counters_that_keep_their_values() -> None:
+    """From four minutes on, while power changes. What other GPUs report counts."""
+    stopped = StoppedCounters()
+    for step in range(4):
+        samples = minute(step)
+        assert with_values(samples, 60.0 * step, stopped) is samples
+    found = with_values(minute(4), 240.0, stopped)
+    names = [sample.name for sample in found if sample.labels["UUID"] == "GPU-1"]
+    assert names == ["DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", STOPPED_INFO]
+    assert len(found) == len(names) + 6
+
+
+def test_a_prometheus_shows_since_when_they_keep_their_values() -> None:
+    """Its samples of the minutes before count no more than those of now."""
+    series = [
+        {
+            "metric": {"__name__": sample.name} | dict(sample.labels),
+            "values": [[1000.0 + 60 * step, repr(float(minute(step)[number].value))] for step in range(5)],
+        }
+        for number, sample in enumerate(minute(0))
+    ]
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
+    scrapes = scrapes_of(json_as(QueryAnswer, json.dumps(answer)))
+    assert [len(scrape.samples) for scrape in scrapes] == [9] * 5
+    one, other = as_json(diagnose_scrapes(WatchedScrapes(scrapes, "", 240.0)))["gpus"]
+    assert (one["class"], one["quality"], other["class"]) == ("idle", "approximate", "compute-bound")
 
 
 def test_busy_tensor_cores_need_no_sm_activity() -> None:

@@ -210,7 +210,7 @@ def _read(profiling: ProfilingReads, at: float, value: float | None, stamp: int)
     spans: dict[Series, float] = {}
     failed: dict[Series, str] = {}
     answers = {(gpu(0), 1002): FieldAnswer(value, "" if value is not None else "no_value", 0, stamp)}
-    profiling.read(answers, at, None, values, spans, failed)
+    profiling.read(answers, at, None, None, values, spans, failed)
     return values, spans, failed
 
 
