@@ -23,11 +23,14 @@ class ClientStream(BaseIOStream):
     """A stream that calls `keep` with what cannot be sent at once, and with the future that ends when it is sent.
 
     When the client sends something, it sets `has_input`. If that does not end the headers of a request, it calls
-    `on_input` with itself, once. When it is closed, nothing is read from it any more, not even requests that were
-    received before.
+    `on_input` with itself, once. `answer` is called with itself and the head of each request, and returns whether it
+    has answered it. When it is closed, nothing is read from it any more, not even requests that were received before.
     """
 
     keep: Callable[[bytes | memoryview, asyncio.Future[None]], None]
+    answer: Callable[[ClientStream, bytes], Awaitable[bool]] | None = None
+    # Of the request that `answer` has left to others.
+    head = b""
     has_input = False
     on_input: Callable[[ClientStream], None] | None = None
 
@@ -63,11 +66,15 @@ class ClientStream(BaseIOStream):
         if self.error is not None:
             self.error = self.error.with_traceback(None)
 
-    def read_until_regex(self, regex: bytes, max_bytes: int | None = None) -> Awaitable[bytes]:
-        """Read the next request. Raises StreamClosedError."""
-        if self.closed():
-            raise StreamClosedError(self.error)
-        return super().read_until_regex(regex, max_bytes)
+    async def read_until_regex(self, regex: bytes, max_bytes: int | None = None) -> bytes:
+        """Return the head of the next request that `answer` does not answer. Raises StreamClosedError."""
+        while True:
+            if self.closed():
+                raise StreamClosedError(self.error)
+            # No variable refers to the future: its exception would refer to the variable, in a cycle.
+            head = await super().read_until_regex(regex, max_bytes)
+            if self.answer is None or not await self.answer(self, head):
+                return head
 
 
 class PlainStream(ClientStream, IOStream):
