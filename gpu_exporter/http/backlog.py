@@ -17,6 +17,8 @@ MOST_BYTES = 32 << 20
 SHARE_BYTES = MOST_BYTES // ADDRESS_DIVISOR
 # The end of the headers of a request.
 END = b"\r\n\r\n"
+# A pattern of Tornado, and one that ends at the same bytes, which Python finds without trying each byte of the headers.
+FASTER = {b"\r?\n\r?\n": b"\n\r?\n"}
 
 
 class ClientStream(BaseIOStream):
@@ -72,13 +74,28 @@ class ClientStream(BaseIOStream):
             if self.closed():
                 raise StreamClosedError(self.error)
             # No variable refers to the future: its exception would refer to the variable, in a cycle.
-            head = await super().read_until_regex(regex, max_bytes)
+            head = await super().read_until_regex(FASTER.get(regex, regex), max_bytes)
             if self.answer is None or not await self.answer(self, head):
                 return head
 
 
 class PlainStream(ClientStream, IOStream):
-    """The stream of a client without TLS."""
+    """The stream of a client without TLS.
+
+    A read that does not fill the buffer has read all there was. The next one is left to the event loop: Tornado would
+    try it after each response, in vain.
+    """
+
+    _is_drained = False
+
+    def read_from_fd(self, buf: bytearray | memoryview) -> int | None:
+        """Read what the client has sent."""
+        if self._is_drained:
+            self._is_drained = False
+            return None
+        count = super().read_from_fd(buf)
+        self._is_drained = 0 < (count or 0) < len(buf)
+        return count
 
 
 class TlsStream(ClientStream, SSLIOStream):

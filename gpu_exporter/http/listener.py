@@ -42,7 +42,7 @@ PAUSE_SECONDS = 0.5
 # 40 ms per buffer, because a packet of the loopback interface, 64 KiB, does not fit.
 SEND_BYTES, RECEIVE_BYTES = 64 * 1024, 32 * 1024
 # How much of what clients send is read at a time.
-READ_BYTES = 16 * 1024
+READ_BYTES = 4 * 1024
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Errors that concern only the connection that was to be accepted: see accept(2).
 OF_ONE_CONNECTION = frozenset(
@@ -182,7 +182,8 @@ class BoundedServer(HTTPServer):
         # Tornado's timeout takes a tenth of the time of a response, and delays it by a round of the event loop, after
         # which the thread may have to wait for the GIL.
         self.conn_params.header_timeout = None
-        self._timeouts: dict[ClientStream, asyncio.TimerHandle] = {}
+        self._deadlines: dict[ClientStream, float] = {}
+        self._timers: dict[ClientStream, asyncio.TimerHandle] = {}
         self._turns, self._repeats = Turns(), Repeats()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
@@ -278,7 +279,7 @@ class BoundedServer(HTTPServer):
 
         No proxy has forwarded it: it has none of the headers that say so.
         """
-        request = self._repeats.get(head) if stream in self._timeouts else None  # or else it is part of a body
+        request = self._repeats.get(head) if stream in self._deadlines else None  # or else it is part of a body
         response = self._response(*request) if request else None
         if response is None:
             stream.head = head
@@ -301,13 +302,13 @@ class BoundedServer(HTTPServer):
         seconds = self._seconds
         if admitted and admitted.has_arrived and not stream.has_input:
             seconds, stream.on_input = self._idle_seconds, self._await_headers
-        self._timeouts[stream] = asyncio.get_running_loop().call_later(seconds, stream.close)
+        self._close_after(seconds, stream)
         if admitted:
             self._admission.mark_idle(admitted)
 
     async def _arrive(self, stream: ClientStream, *, is_ready: bool) -> bool:
         """Return when it is the turn of a request, whose head has arrived: whether its connection is still open."""
-        self._timeouts.pop(stream).cancel()
+        del self._deadlines[stream]
         stream.on_input = None
         admitted = self._admitted.get(stream)
         if admitted and not stream.closed():
@@ -330,12 +331,35 @@ class BoundedServer(HTTPServer):
 
     def _await_headers(self, stream: ClientStream) -> None:
         """Close the connection if the rest of the headers of a request does not arrive in time."""
-        self._timeouts[stream].cancel()
-        self._timeouts[stream] = asyncio.get_running_loop().call_later(self._seconds, stream.close)
+        self._close_after(self._seconds, stream)
+
+    def _close_after(self, seconds: float, stream: ClientStream) -> None:
+        """Close the connection after this time, unless a request arrives. A timer that ends earlier is kept: most end
+        after many requests, so that few are made.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = self._deadlines[stream] = loop.time() + seconds
+        timer = self._timers.get(stream)
+        if timer is None or timer.when() > deadline:
+            if timer:
+                timer.cancel()
+            self._timers[stream] = loop.call_at(deadline, self._close_late, stream)
+
+    def _close_late(self, stream: ClientStream) -> None:
+        del self._timers[stream]
+        deadline = self._deadlines.get(stream)
+        if deadline is None:
+            return  # a request is being answered
+        seconds = deadline - asyncio.get_running_loop().time()
+        if seconds > 0:
+            self._close_after(seconds, stream)
+        else:
+            stream.close()
 
     def _forget(self, stream: ClientStream) -> None:
-        if stream in self._timeouts:
-            self._timeouts.pop(stream).cancel()
+        self._deadlines.pop(stream, None)
+        if stream in self._timers:
+            self._timers.pop(stream).cancel()
         admitted = self._admitted.pop(stream, None)
         if admitted:
             self._admission.remove(admitted)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -212,10 +215,11 @@ def test_only_so_many_are_kept() -> None:
     kept = {number: repeats.get(b"%d" % number) for number in range(MOST_REQUESTS + 1)}
     assert [number for number, request in kept.items() if request is None] == [0]
     request = kept[1]
-    headers["Host"] = "y"
-    assert request == ("/metrics", {"Host": "x"})
+    assert request is not None
     with pytest.raises(TypeError):
         request.headers["Host"] = "y"  # type: ignore[index]
+    headers["Host"] = "y"
+    assert request == ("/metrics", {"Host": "x"})
 
 
 def test_a_handler_answers_when_no_response_is_ready(parsed: list[str]) -> None:
@@ -272,12 +276,37 @@ def test_a_connection_may_be_idle_between_two_requests(
             assert client.socket.recv(1) == b""
 
 
-def test_a_connection_that_is_idle_for_too_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.2)
+@pytest.mark.parametrize("client_seconds", [LIMIT, 0.1])
+def test_a_connection_that_is_idle_for_too_long_is_closed(
+    monkeypatch: pytest.MonkeyPatch, client_seconds: float
+) -> None:
+    """Counted from the last response, however long the first request may take to arrive."""
+    monkeypatch.setattr(server_module, "CLIENT_SECONDS", client_seconds)
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.5)
     with serving() as server, Client(server) as client:
-        for _ in range(2):
+        for pause in (0.3, 0.0):
             assert client.ask(PROMETHEUS)[0] == 200
+            time.sleep(pause)
+        answered = time.monotonic()
         assert client.socket.recv(1) == b""
+        assert time.monotonic() - answered > 0.4
+
+
+def test_requests_share_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their connection, until it is closed."""
+    timers, call_at = list[asyncio.TimerHandle](), asyncio.BaseEventLoop.call_at
+
+    def recorded(self: asyncio.BaseEventLoop, when: float, *called: Any, **context: Any) -> asyncio.TimerHandle:
+        timers.append(call_at(self, when, *called, **context))
+        return timers[-1]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_at", recorded)
+    with serving() as server:
+        with Client(server) as client:
+            for _ in range(10):
+                assert client.ask(PROMETHEUS)[0] == 200
+        (timer,) = timers
+        until(timer.cancelled, what="the end of the timer")
 
 
 def test_headers_have_a_limit(shared: Server) -> None:
