@@ -23,6 +23,17 @@ from typing import IO, NamedTuple
 
 TICKS = os.sysconf("SC_CLK_TCK")
 HOST = "127.0.0.1"
+# As Prometheus 3 sends them by default.
+SCRAPE_HEADERS = {
+    "User-Agent": "Prometheus/3.5.0",
+    "Accept": (
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+        "application/openmetrics-text;version=0.0.1;q=0.4,"
+        "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+    ),
+    "Accept-Encoding": "gzip",
+    "X-Prometheus-Scrape-Timeout-Seconds": "10",
+}
 # Until the processes of all scrapers have started.
 START_SECONDS = 2.0
 # How long one series of scrapes takes at most.
@@ -227,14 +238,14 @@ class Latency:
 
 
 class Scraper:
-    """Scrapes with gzip over a connection that stays open, as Prometheus does, if the exporter leaves it open."""
+    """Scrapes as Prometheus does: with its headers, over a connection that the exporter may leave open."""
 
     def __init__(self, port: int) -> None:
         self._connection = HTTPConnection(HOST, port, timeout=30)
 
     def __call__(self) -> int:
         """Scrape once; return the size of the response in bytes."""
-        self._connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        self._connection.request("GET", "/metrics", headers=SCRAPE_HEADERS)
         return len(self._connection.getresponse().read())
 
     def close(self) -> None:

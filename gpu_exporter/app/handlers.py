@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 
-from tornado.httputil import HTTPHeaders
 from tornado.web import HTTPError
 
 from gpu_exporter.app import api
@@ -20,7 +20,7 @@ from gpu_exporter.pipeline.pages import NO_METRICS_YET, Variant
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
-def page(endpoint: Endpoint, headers: HTTPHeaders) -> Ready | None:
+def page(endpoint: Endpoint, headers: Mapping[str, str]) -> Ready | None:
     """Return the response that Prometheus scrapes, in the form that the client accepts; None if the page is too old."""
     if endpoint.dead() or endpoint.health.liveness_problem():
         return None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-
-from tornado.httputil import HTTPHeaders
+from collections.abc import Mapping, Sequence
 
 from gpu_exporter.app.endpoint import Endpoint
 from gpu_exporter.app.handlers import page
@@ -33,7 +31,7 @@ def exporter_server(
     by_prefix = {f"/nodes/{node.node}" if several else "": node for node in endpoints}
     by_path = {f"{prefix}/metrics": node for prefix, node in by_prefix.items()}
 
-    def ready(path: str, headers: HTTPHeaders) -> Ready | None:
+    def ready(path: str, headers: Mapping[str, str]) -> Ready | None:
         return page(by_path[path], headers) if path in by_path else None
 
     examples = ", ".join(f"{prefix}/metrics" for prefix in list(by_prefix)[:2])

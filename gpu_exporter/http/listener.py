@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ from gpu_exporter.http.backlog import Backlog, ClientStream, PlainStream, TlsStr
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import least_body_bytes
 from gpu_exporter.http.login import OncePerMinute, client_of
-from gpu_exporter.http.ready import FindReady, is_plain, send
+from gpu_exporter.http.ready import FindReady, Ready, is_plain, send, write
+from gpu_exporter.http.repeats import Repeats
 from gpu_exporter.http.tls import admits
 from gpu_exporter.http.turns import Turns
 
@@ -41,7 +42,7 @@ PAUSE_SECONDS = 0.5
 # 40 ms per buffer, because a packet of the loopback interface, 64 KiB, does not fit.
 SEND_BYTES, RECEIVE_BYTES = 64 * 1024, 32 * 1024
 # How much of what clients send is read at a time.
-READ_BYTES = 16 * 1024
+READ_BYTES = 4 * 1024
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Errors that concern only the connection that was to be accepted: see accept(2).
 OF_ONE_CONNECTION = frozenset(
@@ -181,8 +182,9 @@ class BoundedServer(HTTPServer):
         # Tornado's timeout takes a tenth of the time of a response, and delays it by a round of the event loop, after
         # which the thread may have to wait for the GIL.
         self.conn_params.header_timeout = None
-        self._timeouts: dict[ClientStream, asyncio.TimerHandle] = {}
-        self._turns = Turns()
+        self._deadlines: dict[ClientStream, float] = {}
+        self._timers: dict[ClientStream, asyncio.TimerHandle] = {}
+        self._turns, self._repeats = Turns(), Repeats()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
         # Tornado would log every failed handshake and every bad request, so anybody could fill the log.
@@ -246,41 +248,81 @@ class BoundedServer(HTTPServer):
                 log.info("TLS handshake with %s failed: %s", peer, getattr(error, "reason", None) or error)
 
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
-        """Wait for the next request of a connection."""
+        """Wait for the next request of a connection that `_answer` leaves to others."""
         stream = _stream(server_conn)
-        admitted = self._admitted.get(stream)
-        seconds = self._seconds
-        if admitted and admitted.has_arrived and not stream.has_input:
-            seconds, stream.on_input = self._idle_seconds, self._await_headers
-        self._timeouts[stream] = asyncio.get_running_loop().call_later(seconds, stream.close)
+        stream.answer = self._answer
+        self._await_request(stream)
 
         def find(start_line: RequestStartLine, headers: HTTPHeaders) -> Callable[[], None] | None:
-            if not is_plain(start_line, headers) or not self._guard.admits(headers.get("Authorization", "")):
+            head, stream.head = stream.head, b""
+            if not is_plain(start_line, headers):
                 return None
-            response = self._ready(start_line.path, headers)
-            return partial(send, request_conn, response, self._guard.config.headers) if response else None
+            response = self._response(start_line.path, headers)
+            if response is None:
+                return None
+            self._repeats.keep(head, start_line.path, headers)
+            return partial(send, request_conn, response, self._guard.config.headers)
 
         async def arrive(headers: HTTPHeaders, is_ready: bool) -> bool:
-            self._timeouts.pop(stream).cancel()
-            stream.on_input = None
+            admitted = self._admitted.get(stream)
             peer = getattr(getattr(request_conn, "context", None), "remote_ip", "")
             if admitted and self._guard.proxies.trust(peer):
                 client = self._guard.proxies.client(peer, headers.get("X-Forwarded-For", ""))
                 self._admission.assign(admitted, client_of(client))
-            if admitted and not stream.closed():
-                admitted.has_arrived = True
-                if not (is_ready and self._turns.may_begin()):
-                    await self._turns.wait(admitted.client, stream.closed)
-            return not stream.closed()
+            return await self._arrive(stream, is_ready=is_ready)
 
-        def begin() -> None:
-            stream.has_input = False
-            if admitted:
-                self._admission.mark_busy(admitted)
+        delegate = partial(super().start_request, server_conn, request_conn)
+        return _Request(delegate, find, arrive, partial(self._begin, stream))
 
+    async def _answer(self, stream: ClientStream, head: bytes) -> bool:
+        """Answer a request that repeats, if its response is ready. Return whether it is; raise StreamClosedError.
+
+        No proxy has forwarded it: it has none of the headers that say so.
+        """
+        request = self._repeats.get(head) if stream in self._deadlines else None  # or else it is part of a body
+        response = self._response(*request) if request else None
+        if response is None:
+            stream.head = head
+            return False
+        if await self._arrive(stream, is_ready=True):
+            self._begin(stream)
+            written = write(stream, response, self._guard.config.headers)
+            if not written.done():
+                await asyncio.wait([written])
+            self._await_request(stream)
+        return True
+
+    def _response(self, path: str, headers: Mapping[str, str]) -> Ready | None:
+        """Return the response to a plain request, if it is ready and certainly may be sent."""
+        return self._ready(path, headers) if self._guard.admits(headers.get("Authorization", "")) else None
+
+    def _await_request(self, stream: ClientStream) -> None:
+        """Close the connection if the next request does not arrive in time."""
+        admitted = self._admitted.get(stream)
+        seconds = self._seconds
+        if admitted and admitted.has_arrived and not stream.has_input:
+            seconds, stream.on_input = self._idle_seconds, self._await_headers
+        self._close_after(seconds, stream)
         if admitted:
             self._admission.mark_idle(admitted)
-        return _Request(partial(super().start_request, server_conn, request_conn), find, arrive, begin)
+
+    async def _arrive(self, stream: ClientStream, *, is_ready: bool) -> bool:
+        """Return when it is the turn of a request, whose head has arrived: whether its connection is still open."""
+        del self._deadlines[stream]
+        stream.on_input = None
+        admitted = self._admitted.get(stream)
+        if admitted and not stream.closed():
+            admitted.has_arrived = True
+            if not (is_ready and self._turns.may_begin()):
+                await self._turns.wait(admitted.client, stream.closed)
+        return not stream.closed()
+
+    def _begin(self, stream: ClientStream) -> None:
+        """Note that a request is complete."""
+        stream.has_input = False
+        admitted = self._admitted.get(stream)
+        if admitted:
+            self._admission.mark_busy(admitted)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a closed connection."""
@@ -289,12 +331,35 @@ class BoundedServer(HTTPServer):
 
     def _await_headers(self, stream: ClientStream) -> None:
         """Close the connection if the rest of the headers of a request does not arrive in time."""
-        self._timeouts[stream].cancel()
-        self._timeouts[stream] = asyncio.get_running_loop().call_later(self._seconds, stream.close)
+        self._close_after(self._seconds, stream)
+
+    def _close_after(self, seconds: float, stream: ClientStream) -> None:
+        """Close the connection after this time, unless a request arrives. A timer that ends earlier is kept: most end
+        after many requests, so that few are made.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = self._deadlines[stream] = loop.time() + seconds
+        timer = self._timers.get(stream)
+        if timer is None or timer.when() > deadline:
+            if timer:
+                timer.cancel()
+            self._timers[stream] = loop.call_at(deadline, self._close_late, stream)
+
+    def _close_late(self, stream: ClientStream) -> None:
+        del self._timers[stream]
+        deadline = self._deadlines.get(stream)
+        if deadline is None:
+            return  # a request is being answered
+        seconds = deadline - asyncio.get_running_loop().time()
+        if seconds > 0:
+            self._close_after(seconds, stream)
+        else:
+            stream.close()
 
     def _forget(self, stream: ClientStream) -> None:
-        if stream in self._timeouts:
-            self._timeouts.pop(stream).cancel()
+        self._deadlines.pop(stream, None)
+        if stream in self._timers:
+            self._timers.pop(stream).cancel()
         admitted = self._admitted.pop(stream, None)
         if admitted:
             self._admission.remove(admitted)

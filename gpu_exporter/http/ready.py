@@ -5,6 +5,7 @@ Tornado's application and handler take as long as all the rest of a response. Wh
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPConnection, HTTPHeaders, RequestStartLine, format_timestamp
-from tornado.iostream import StreamClosedError
+from tornado.iostream import BaseIOStream, StreamClosedError
 
 from gpu_exporter.http.handler import SHARED_BYTES, common_headers, least_body_bytes
 
@@ -29,11 +30,12 @@ class Ready(NamedTuple):
     headers: tuple[tuple[str, str], ...]
 
 
-# Returns the response to a GET request of a path with these headers; None if a handler has to respond.
-FindReady = Callable[[str, HTTPHeaders], Ready | None]
+# Returns the response to a GET request of a path with these headers, whose names are written like Accept-Encoding; None
+# if a handler has to respond.
+FindReady = Callable[[str, Mapping[str, str]], Ready | None]
 
 
-def none_ready(path: str, headers: HTTPHeaders) -> None:
+def none_ready(path: str, headers: Mapping[str, str]) -> None:
     """Return None: handlers respond to all requests."""
 
 
@@ -49,20 +51,27 @@ def is_plain(start_line: RequestStartLine, headers: HTTPHeaders) -> bool:
 
 
 def send(connection: HTTPConnection, response: Ready, of_all: Mapping[str, str]) -> None:
-    """Send a response, with the headers of all responses. Clients that are being sent the same long body share it."""
+    """Send a response, with the headers of all responses, and finish the request."""
     assert isinstance(connection, HTTP1Connection)
-    headers = (*common_headers(of_all), *response.headers)
-    head, stream = _head(headers, len(response.body), int(time.time())), connection.stream
     with suppress(StreamClosedError):
-        if len(response.body) < SHARED_BYTES:
-            written = stream.write(head + response.body)
-        else:
-            stream.write(head)
-            written = stream.write(response.body)
+        written = write(connection.stream, response, of_all)
         if not written.done():
             written.add_done_callback(lambda _: connection.finish())
             return
     connection.finish()
+
+
+def write(stream: BaseIOStream, response: Ready, of_all: Mapping[str, str]) -> asyncio.Future[None]:
+    """Write a response, with the headers of all responses. Clients that are being sent the same long body share it.
+
+    Raises StreamClosedError.
+    """
+    headers = (*common_headers(of_all), *response.headers)
+    head = _head(headers, len(response.body), int(time.time()))
+    if len(response.body) < SHARED_BYTES:
+        return stream.write(head + response.body)
+    stream.write(head)
+    return stream.write(response.body)
 
 
 @lru_cache(8)

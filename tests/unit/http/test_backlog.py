@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import socket
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,10 +12,12 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from tornado.iostream import StreamClosedError
+from hypothesis import given
+from hypothesis import strategies as st
+from tornado.iostream import IOStream, StreamClosedError
 
 from gpu_exporter.http.admission import Admission, Connection
-from gpu_exporter.http.backlog import Backlog, PlainStream
+from gpu_exporter.http.backlog import FASTER, Backlog, PlainStream
 
 SECONDS = 10.0
 BODIES = {"A": b"AAA", "B": b"BBB", "C": b"CCC", "D": b"DDD", "large": b"l" * 7, "huge": b"h" * 20}
@@ -167,6 +170,35 @@ def test_nothing_is_read_from_a_closed_connection() -> None:
         return first
 
     assert asyncio.run(requests()) == b"first\n\n"
+
+
+def test_only_what_has_arrived_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop says when there is more, so no system call is in vain."""
+    counts, read = list[int | None](), IOStream.read_from_fd
+
+    def recorded(self: IOStream, buf: bytearray | memoryview) -> int | None:
+        counts.append(read(self, buf))
+        return counts[-1]
+
+    async def requests() -> list[bytes]:
+        here, there = socket.socketpair()
+        with there, closing(PlainStream(here, read_chunk_size=8)) as stream:
+            parts = []
+            for sent in (b"first\n\n", b"a longer one\n\n", b"last\n\n"):
+                there.sendall(sent)
+                parts.append(await stream.read_until_regex(b"\n\n"))
+        return parts
+
+    monkeypatch.setattr(IOStream, "read_from_fd", recorded)
+    assert asyncio.run(requests()) == [b"first\n\n", b"a longer one\n\n", b"last\n\n"]
+    assert counts == [7, 8, 6, 6]
+
+
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"x"])).map(b"".join))
+def test_a_faster_pattern_ends_at_the_same_byte(text: bytes) -> None:
+    for pattern, faster in FASTER.items():
+        before, now = re.search(pattern, text), re.search(faster, text)
+        assert (before and before.end()) == (now and now.end())
 
 
 class Response:
