@@ -156,8 +156,11 @@ def _verdict(content: _Content) -> Iterator[str]:
     total = len(content.incidents)
     title = f"{total} {'incident' if total == 1 else 'incidents'}: {', '.join(found)}" if found else ""
     worst = next((severity.value for severity in Severity if numbers[severity]), "ok")
-    kind = Severity.CRITICAL.value if absent else worst
-    yield from verdict(kind, title or ("GPUs are missing" if absent else "No fault was found"), absent)
+    not_seen = report.unseen_words(content.result.diagnoses)
+    kind = Severity.CRITICAL.value if absent else "info" if worst == "ok" and not_seen else worst
+    healthy = "No fault was found in what was seen" if not_seen else "No fault was found"
+    texts = [*absent, not_seen] if not_seen else absent
+    yield from verdict(kind, title or ("GPUs are missing" if absent else healthy), texts)
 
 
 def _incidents(content: _Content) -> Iterator[str]:

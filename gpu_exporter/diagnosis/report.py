@@ -24,6 +24,7 @@ from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, or
 from gpu_exporter.diagnosis.loss import achieved, breakdown, lost, no_limit, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
+from gpu_exporter.diagnosis.unseen_health import unseen_health
 from gpu_exporter.diagnosis.window import DeviceIdentity, uuid_of
 from gpu_exporter.diagnosis.words import LONGEST_NAME, name_of, names_of, series, statement
 from gpu_exporter.io.decoding import printable
@@ -72,6 +73,7 @@ def as_json(result: DiagnosisResult, price: float | None = None, measured: Measu
     if result.profiles:
         about["profiles"] = list(result.profiles)
     found = as_dict(result.diagnoses, result.absent, price)
+    about["unseen_health"] = list(unseen_health(result.diagnoses))
     nodes = nodes_report(result, measured)
     incidents = incident_words.with_code(found["incidents"], result.profile_lines)
     return {**about, **found, "incidents": incidents, **(nodes.as_json() if nodes else {})}
@@ -120,17 +122,26 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     profiled = dict.fromkeys(line for of_gpu in known.values() for line in of_gpu if line not in said)
     approximate = APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else ""
     hints = (*hints_of(result.diagnoses), approximate)
-    for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints)):
+    not_seen = unseen_words(result.diagnoses)
+    for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints, not_seen)):
         yield line, ""
     code = result_code(result)
+    seen = " in what was seen" if not_seen else ""
     if code == 2 and result.several and result.several.missing:
-        yield "nothing wrong was found on the nodes that answered", ""
+        yield f"nothing wrong was found{seen} on the nodes that answered", ""
     elif code == 0 and has_headroom(result.diagnoses):
-        yield "no fault was found, but the GPUs could do more: see where their time went and which limit they reach", ""
+        words = "the GPUs could do more: see where their time went and which limit they reach"
+        yield f"no fault was found{seen}, but {words}", ""
     elif code == 0:
-        yield "nothing wrong was found", "good"
+        yield f"nothing wrong was found{seen}", "" if not_seen else "good"
     elif code != 1:
         yield "could not tell: see --all", ""
+
+
+def unseen_words(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return as a sentence which parts of health are not in what was read; empty if all are."""
+    unseen = ", ".join(unseen_health(diagnoses))
+    return f"Not seen, and so not judged: {unseen}." if unseen else ""
 
 
 def origin(result: DiagnosisResult) -> str:
