@@ -77,7 +77,7 @@ def _print_once(config: Config) -> None:
 def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, *, one_job: bool) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
-    from gpu_exporter.diagnosis.result import ONE_JOB
+    from gpu_exporter.diagnosis.window import ONE_JOB
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles

@@ -204,7 +204,8 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "UUID": uuid_of(device),
         **({"GPU_I_ID": device.instance} if device.instance else {}),
         **({"cluster": device.cluster} if device.cluster else {}),
-        **{name: value for name in ("node", "namespace", "pod", "workload") if (value := getattr(identity, name))},
+        **{name: value for name in ("node", "namespace", "pod") if (value := getattr(identity, name))},
+        **({"workload": identity.job_name} if identity.job_name else {}),
         "modelName": identity.model,
         **({"down": identity.down} if diagnosis.is_down else {}),
         **({"process": dict(identity.process)} if identity.process else {}),
@@ -303,7 +304,7 @@ def groups(
 def where_of(diagnosis: Diagnosis) -> str:
     """Return the cluster, node, model and owner of a GPU, as far as they are known."""
     identity = diagnosis.identity
-    names = (diagnosis.device.cluster, identity.node, identity.model, identity.pod or identity.workload)
+    names = (diagnosis.device.cluster, identity.node, identity.model, identity.pod or identity.job_name)
     return ", ".join(printable(name, LONGEST_NAME) for name in names if name)
 
 

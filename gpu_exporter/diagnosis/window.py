@@ -49,6 +49,8 @@ def uuid_of(device: DeviceKey) -> str:
     return "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid
 
 
+# The job of which all GPUs are ranks with --one-job. It has no name that people know.
+ONE_JOB = "all"
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
 
@@ -121,9 +123,14 @@ class DeviceIdentity:
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
     @property
+    def job_name(self) -> str:
+        """The workload if it has a name; empty if it is unknown, or only said to be one job."""
+        return "" if self.workload == ONE_JOB else self.workload
+
+    @property
     def owner(self) -> str:
         """The pod with its namespace; the workload of a GPU without a pod."""
-        pod = self.pod or self.workload
+        pod = self.pod or self.job_name
         return f"{self.namespace}/{pod}" if self.namespace and pod else pod
 
     def over(self, earlier: DeviceIdentity, down: str, slices: float) -> DeviceIdentity:
