@@ -95,7 +95,7 @@ def repair(mode: FailureMode, *diagnoses: Diagnosis) -> Action:
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """Return the failure modes that match, the worst first, with their numbers and what to do."""
-    return [_finding(match, diagnosis) for match in diagnosis.by_severity]
+    return [_finding(match, diagnosis) for match in diagnosis.matches]
 
 
 def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:

@@ -263,7 +263,7 @@ def _group(group: Sequence[Diagnosis], content: _Content, charted: int) -> Itera
 def _findings(
     group: Sequence[Diagnosis], explained: Mapping[tuple[DeviceKey, str], str], printed: set[str]
 ) -> Iterator[str]:
-    for match in group[0].by_severity:
+    for match in group[0].matches:
         mode = match.mode
         severity = mode.severity.value
         yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'

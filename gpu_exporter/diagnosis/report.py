@@ -20,7 +20,7 @@ from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words, loss
 from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
 from gpu_exporter.diagnosis.headline import links, repair
-from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_gpus
 from gpu_exporter.diagnosis.loss import achieved, breakdown, lost, no_limit, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
@@ -290,15 +290,15 @@ def groups(
     """
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
-        modes = tuple((match.mode.name, match.mode.severity) for match in diagnosis.matches)
+        modes = frozenset((match.mode.name, match.mode.severity) for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = where_of(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
         kind = (bool(diagnosis.device.instance), diagnosis.approximate)
         found[where, kind, diagnosis.class_name, down, modes, unknown, reached].append(diagnosis)
-    place = order_of_causes(incidents)
-    return sorted(found.values(), key=lambda group: (min(map(place, group)), group[0].urgency))
+    place = order_of_gpus(incidents)
+    return sorted(found.values(), key=lambda group: min(map(place, group)))
 
 
 def where_of(diagnosis: Diagnosis) -> str:
