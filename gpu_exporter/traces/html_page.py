@@ -187,7 +187,7 @@ def _causes(rank: RankResult) -> Iterator[str]:
         words = safe_text(TRACE_WORDS[TraceCause(cause.cause)])
         rows.append((f"{words}{frames}", percent(cause.share), duration(cause.seconds)))
     yield f"<h3>Why the GPU was idle ({percent(rank.idle_ratio)} of {duration(rank.span_seconds)})</h3>\n"
-    yield from table(("cause", "share", "time"), rows, "Causes of idle time")
+    yield from table(("cause", "share of the span", "time"), rows, "Causes of idle time")
 
 
 def _operators(rank: RankResult) -> Iterator[str]:
@@ -214,7 +214,7 @@ def _waiting(rank: RankResult) -> Iterator[str]:
         frames = "".join(f"<br>{frame(each)}" for each in waiting.frames[:1])
         rows.append((f"{safe_text(for_whom(waiting))}{frames}", percent(waiting.share), duration(waiting.seconds)))
     yield "<h3>For whom it waited in collectives</h3>\n"
-    yield from table(("rank", "share", "time"), rows, f"Waiting of rank {rank.rank}")
+    yield from table(("rank", "share of the span", "time"), rows, f"Waiting of rank {rank.rank}")
 
 
 def _kernels(rank: RankResult) -> Iterator[str]:
@@ -228,4 +228,4 @@ def _kernels(rank: RankResult) -> Iterator[str]:
         for kernel in rank.top_kernels[:MOST_KERNELS]
     ]
     yield "<h3>Kernels with most time</h3>\n"
-    yield from table(("kernel", "share", "time", "launches"), rows, f"Kernels of rank {rank.rank}")
+    yield from table(("kernel", "share of GPU time", "time", "launches"), rows, f"Kernels of rank {rank.rank}")
