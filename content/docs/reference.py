@@ -130,8 +130,8 @@ EXIT_CODES = (
         "1",
         "The command could not do its work, for example because a file is faulty or no GPU can be read; one line on"
         " stderr says why. For some commands it is a result: `diagnose` found something, `doctor` found no GPU that can"
-        " be read, for `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or `--baseline` does"
-        " not hold.",
+        " be read, for `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or"
+        " `--baseline` does not hold.",
     ),
     (
         "2",

@@ -16,7 +16,7 @@ from gpu_exporter.cli.nodes import NodesOption
 from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.io.user_text import past
 from gpu_exporter.model.errors import GpuExporterError, WrongUsage
-from gpu_exporter.reports.numbers import first_of, moment
+from gpu_exporter.reports.numbers import counted, first_of, moment
 
 USUAL_SINCE = "24h"
 # How many other jobs an error names.
@@ -71,7 +71,7 @@ def report_job(request: JobRequest, credentials: Mapping[str, Any], output: Any)
             from gpu_exporter.diagnosis.masking import DiagnosisNames
 
             names = DiagnosisNames(mask=True)
-            unknown = [f"missing: {len(missing)} nodes"] if missing else []
+            unknown = [f"missing: {counted(len(missing), 'node')}"] if missing else []
             masked = [node.masked(names) for node in nodes]
             shown = job_history(masked_job(request.job, names), since, until, masked, unknown)
         else:

@@ -31,7 +31,7 @@ from gpu_exporter.reports.html_document import legend, page_foot, page_head, saf
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
 from gpu_exporter.reports.markdown_html import html_of, inline
-from gpu_exporter.reports.numbers import binary_size, capitalised, measured, moment, percent
+from gpu_exporter.reports.numbers import binary_size, capitalised, counted, measured, moment, percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _verdict(content: _Content) -> Iterator[str]:
     numbers = Counter(each.incident.severity for each in content.incidents)
     found = [f"{numbers[severity]} {severity.value}" for severity in Severity if numbers[severity]]
     total = len(content.incidents)
-    title = f"{total} {'incident' if total == 1 else 'incidents'}: {', '.join(found)}" if found else ""
+    title = f"{counted(total, 'incident')}: {', '.join(found)}" if found else ""
     worst = next((severity.value for severity in Severity if numbers[severity]), "ok")
     not_seen = report.unseen_words(content.result.diagnoses)
     kind = Severity.CRITICAL.value if absent else "info" if worst == "ok" and not_seen else worst

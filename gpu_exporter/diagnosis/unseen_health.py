@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gpu_exporter.catalogue.gpu_models import BY_NAME
+from gpu_exporter.catalogue.health_parts import NVLINKS, PARTS, XIDS
 from gpu_exporter.diagnosis.diagnose import Diagnosis
-
-NVLINKS, XIDS = "NVLinks", "XIDs"
-# The failure modes that judge each part; it is not seen where the signals of all of them are missing.
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "uncorrectable ECC errors": ("GpuEccUncorrectable",),
-    "row remapping": ("GpuRowRemapFailed", "GpuRowRemapPending"),
-    NVLINKS: ("GpuNvlinkDown", "GpuNvlinkErrors"),
-    "PCIe errors": ("GpuPcieReplayStorm",),
-    "throttling by heat": ("GpuThermalThrottling",),
-    "power brake": ("GpuPowerBrake",),
-}
 
 
 def unseen_health(diagnoses: Sequence[Diagnosis]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import whole_duration
+from gpu_exporter.reports.numbers import counted, whole_duration
 from gpu_exporter.top.detail import detail, hit_by_incident, lasted
 from gpu_exporter.top.jobs import job_lines
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
@@ -210,7 +210,7 @@ class Screen:
 
     def _head(self, view: View, now: float) -> list[Line]:
         width = self.size[0]
-        count = f"{len(view.gpus)} GPU{'s' * (len(view.gpus) != 1)}"
+        count = counted(len(view.gpus), "GPU")
         missing = f", {view.missing} missing" if view.missing else ""
         clock = time.strftime("%H:%M:%S", time.localtime(now))
         left = f"gpu-exporter top  {view.origin}  {count}{missing}"

@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.reports import html_document
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, frame, legend, page_head, safe_text, table
-from gpu_exporter.reports.numbers import binary_size, duration, percent
+from gpu_exporter.reports.numbers import binary_size, counted, duration, percent
 from gpu_exporter.traces.details import BINS
 from gpu_exporter.traces.model import Column
 from gpu_exporter.traces.result import AnalysisResult, RankResult, RankTimeline
@@ -88,7 +88,7 @@ def _document(result: AnalysisResult) -> Iterator[str]:
     for file in result.truncated:
         yield f"<p>Truncated: {safe_text(file)} ends in the middle of an event.</p>\n"
     for reason, count in result.dropped_reasons.items():
-        yield f"<p>Not analysed: {count} events {safe_text(reason)}</p>\n"
+        yield f"<p>Not analysed: {counted(count, 'event')} {safe_text(reason)}</p>\n"
     yield from analysis_foot(result.to_json())
 
 

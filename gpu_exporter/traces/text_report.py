@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import binary_size, capitalised, duration, percent, scaled
+from gpu_exporter.reports.numbers import binary_size, capitalised, counted, duration, percent, scaled
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, OperatorRate, RankResult, WaitingFor
@@ -238,7 +238,7 @@ def _dropped(result: AnalysisResult) -> Iterator[str]:
     for file in result.truncated:
         yield f"Truncated: {printable(file, MOST_LINE)} ends in the middle of an event; what follows is missing"
     for reason, count in result.dropped_reasons.items():
-        yield f"Not analysed: {count} events {printable(reason, MOST_LINE)}"
+        yield f"Not analysed: {counted(count, 'event')} {printable(reason, MOST_LINE)}"
     if result.repaired_events:
         yield f"Repaired: {result.repaired_events} events that were not valid JSON"
 

@@ -103,7 +103,7 @@ def one_link_less(driver: FakeDriver) -> None:
     ("fault", "code", "said"),
     [
         (narrow_slot, 0, "GPUs: 1 healthy"),
-        (one_link_less, 3, "GPU 0: degraded: 1 of its NVLinks are down -> gpu_reset"),
+        (one_link_less, 3, "GPU 0: degraded: 1 of its NVLinks is down -> gpu_reset"),
     ],
 )
 def test_links_of_older_gpus(tmp_path: Path, fault: Callable[[FakeDriver], None], code: int, said: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.health_parts import PARTS
 from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.html_page import page
 from gpu_exporter.diagnosis.result import DiagnosisResult
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
-from gpu_exporter.diagnosis.unseen_health import PARTS, unseen_health
+from gpu_exporter.diagnosis.unseen_health import unseen_health
 from gpu_exporter.diagnosis.window import seen
 
 WORK = {
