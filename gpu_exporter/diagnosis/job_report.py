@@ -9,11 +9,13 @@ from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.diagnosis.job_history import MODE, PastJob, RankTotals
 from gpu_exporter.diagnosis.kept_records import KeptIncident
 from gpu_exporter.diagnosis.words import cost_so_far, explaining, hit_words, places
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.html_document import page_foot, page_head, safe_text, table, verdict
 from gpu_exporter.reports.numbers import counted, duration, gpu_hours, moment, percent
 
 HOUR = 3600.0
 # Of more ranks, text has those that lost most.
+LONGEST_ADVICE = 1000
 MOST_RANKS = 16
 _WORDS = {cause.value: words for cause, words in WORDS.items()}
 _HEAD = ("rank", "node", "GPU", "useful", "lost most to", "steps", "step", "own time", "")
@@ -149,8 +151,9 @@ def _facts(incident: KeptIncident, price: float | None) -> Iterator[str]:
 
 
 def _advice(incident: KeptIncident) -> str:
+    """Return what the node said to do first; without that, what the failure mode says."""
     mode = MODE.get(incident.cause)
-    return mode.advice if mode else ""
+    return printable(incident.advice, LONGEST_ADVICE) or (mode.advice if mode else "")
 
 
 def _places(gpus: Sequence[Mapping[str, str]]) -> str:
