@@ -113,7 +113,7 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     problem at once, while an alert waits longer before it fires. With --job, it reports on a job from what its
     exporters have kept. docs/diagnose.md explains the reports.
 
-    Exit code 0 if nothing is wrong; 1 if something was found; 2 if that could not be determined.
+    Exit code 0 if nothing wrong was found; 1 if something was found; 2 if that could not be determined.
     """
     from gpu_exporter.diagnosis.request import DiagnosisRequest
 

@@ -53,7 +53,7 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
         return Headline(mode.severity.value, summary(mode, diagnosis), mode.name)
     if diagnosis is None or diagnosis.bottleneck is None:
         known = diagnosis is not None and diagnosis.approximate
-        why = "utilisation and power do not tell" if known else "profiling metrics are missing or too new"
+        why = "utilisation and power do not show it" if known else "profiling metrics are missing or too new"
         return Headline("unknown", f"What limits this GPU is unknown: {why}")
     text = ("approximately: " if diagnosis.approximate else "") + diagnosis.bottleneck.means
     if lost(diagnosis.shares) >= LEAST_LOSS:

@@ -14,8 +14,8 @@ from gpu_exporter.reports.html_document import page_foot, page_head, safe_text, 
 from gpu_exporter.reports.numbers import counted, duration, gpu_hours, moment, percent
 
 HOUR = 3600.0
-# Of more ranks, text has those that lost most.
 LONGEST_ADVICE = 1000
+# Of more ranks, text has those that lost most.
 MOST_RANKS = 16
 _WORDS = {cause.value: words for cause, words in WORDS.items()}
 _HEAD = ("rank", "node", "GPU", "useful", "lost most to", "steps", "step", "own time", "")

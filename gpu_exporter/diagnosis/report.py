@@ -38,7 +38,7 @@ UNKNOWN_CLASS = (
     "class unknown: profiling metrics are missing, such as SM activity: `gpu-exporter doctor` on the node says why; "
     "dcgm-exporter needs more fields (docs/migration.md#back)"
 )
-UNCLEAR = "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU"
+UNCLEAR = "class unknown: without profiling metrics, utilisation and power do not show what limits this GPU"
 APPROXIMATE_HINT = (
     "What is approximate comes from utilisation and power, because profiling metrics are missing, or 0 on a busy GPU "
     "(docs/without-profiling.md). Profiler traces, `gpu-exporter profile` and the step timer show more, on every GPU."
@@ -135,7 +135,7 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     elif code == 0:
         yield f"nothing wrong was found{seen}", "" if not_seen else "good"
     elif code != 1:
-        yield "could not tell: see --all", ""
+        yield "some GPUs could not be judged: --all lists what is missing", ""
 
 
 def unseen_words(diagnoses: Sequence[Diagnosis]) -> str:

@@ -253,6 +253,7 @@ def test_a_recording_without_these_rows(tmp_path: Path) -> None:
     ended = run("check", "--source", "replay", "--recording", "h200_workloads")
     assert ended.returncode == 1
     assert "not in the recording" in ended.stdout
+    assert ended.stdout.count("row remapping or page retirement") == 1
 
 
 def test_bad_list(driver: FakeDriver) -> None:

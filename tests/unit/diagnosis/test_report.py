@@ -94,7 +94,7 @@ def test_one_communicating_gpu_has_no_other_rank() -> None:
                 "DCGM_FI_DEV_FB_USED": 10240.0,
                 "DCGM_FI_DEV_FB_FREE": 30720.0,
             },
-            "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU",
+            "class unknown: without profiling metrics, utilisation and power do not show what limits this GPU",
             ["utilisation 70 %, power at 50 % of its limit, SM clock 1410 MHz, device memory 25 % in use"],
         ),
         (
