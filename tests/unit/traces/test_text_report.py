@@ -143,7 +143,7 @@ What to do; each saving is an upper bound
   at most 500 ms (5 %): Fuse.
 
 Not analysed: 2 events not valid JSON
-Not analysed: 1 events without a valid time
+Not analysed: 1 event without a valid time
 Repaired: 4 events that were not valid JSON
 """
 
