@@ -293,7 +293,8 @@ def diagnose(
     """
     from gpu_exporter.diagnosis import report  # `read` needs none of these
     from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, watch_source
-    from gpu_exporter.diagnosis.result import ONE_JOB, diagnose_recording, diagnose_scrapes
+    from gpu_exporter.diagnosis.result import diagnose_recording, diagnose_scrapes
+    from gpu_exporter.diagnosis.window import ONE_JOB
 
     instances: set[DeviceRef] = set()
     if recording is not None:

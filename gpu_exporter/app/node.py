@@ -25,7 +25,7 @@ from gpu_exporter.health.links import LinkHistory
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.threads import JoinedEvidence
 from gpu_exporter.io.file_access import WaitingWriters
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source, Telemetry
@@ -187,7 +187,7 @@ def _live(
 ) -> LiveNode | None:
     """Return what the live page knows of a node; None if the page is off, so that its modules are not loaded."""
     if config.job_reports and not config.state_dir:
-        raise GpuExporterError("--job-reports: reports are made of what --state-dir keeps", fix="give --state-dir")
+        raise WrongUsage("--job-reports: reports are made of what --state-dir keeps", fix="give --state-dir")
     if config.job_reports and not config.live_page:
         raise GpuExporterError("--job-reports: reports are made of what the live page finds", fix="omit --no-live-page")
     if not config.live_page:

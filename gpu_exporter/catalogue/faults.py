@@ -17,7 +17,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.model.verdict import Action, Health
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import agreeing, percent
 
 # A GPU that is this many degrees, or fewer, below its slowdown temperature is about to be throttled.
 LOW_MARGIN = 3
@@ -153,7 +153,7 @@ class Fault:
         """Return the words for a value. Where a sign would be hard to read, those below zero have words of their own."""
         if self.below_zero and value < 0:
             return self.below_zero.format(value=-value)
-        return self.words.format(value=value, percent=percent(value))
+        return agreeing(self.words.format(value=value, percent=percent(value)))
 
     def template(self, subject: str) -> str:
         """Return what `describe` says of a subject instead of "it", as a template for the value of an alert."""

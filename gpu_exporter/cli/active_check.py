@@ -29,7 +29,7 @@ from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import cause, replace_file
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import WrongUsage
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
@@ -124,14 +124,14 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     """Check the GPUs and print the result. Returns the exit code, and whether all threads have ended."""
     limit = request.seconds or TIME_LIMITS[request.level]
     if request.level > 1 and request.load_seconds + TIME_LIMITS[1] > limit:
-        raise GpuExporterError(
+        raise WrongUsage(
             f"a --load-time of {request.load_seconds:g} s does not fit into a --timeout of {limit:g} s",
             fix=f"use --timeout {request.load_seconds + TIME_LIMITS[1]:g}s",
         )
     end = time.monotonic() + limit
     before, clean = _observed(request)
     if not before.live:
-        raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
+        raise WrongUsage("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
     untested = dict(_in_mig_mode(before))
     seen = {**_busy(before), **gpu_users(before, _files(request.config))}

@@ -11,6 +11,7 @@ import click
 from gpu_exporter.active_checks.collectives import CollectiveFinding, MeasuredCollective, findings, limit, measure
 from gpu_exporter.health.check import EXIT_CODES
 from gpu_exporter.model.verdict import Health
+from gpu_exporter.reports.numbers import counted
 
 # How long a rank waits for the others.
 WAIT_SECONDS = 120.0
@@ -27,7 +28,7 @@ def run_collectives(seconds: float | None, *, as_json: bool) -> int:
 
 def _lines(measured: MeasuredCollective, found: Sequence[CollectiveFinding]) -> Iterator[str]:
     nodes = len({rank.node for rank in measured.ranks})
-    yield f"{len(measured.ranks)} ranks on {nodes} node{'s' if nodes > 1 else ''}; bus bandwidth as in nccl-tests"
+    yield f"{counted(len(measured.ranks), 'rank')} on {counted(nodes, 'node')}; bus bandwidth as in nccl-tests"
     for each in measured.collectives:
         most = limit(each.name, measured.ranks, measured.fabric)
         share = f"  {each.bandwidth / most:4.0%} of what the links allow" if most else ""
@@ -35,7 +36,7 @@ def _lines(measured: MeasuredCollective, found: Sequence[CollectiveFinding]) -> 
     for (one, other), rate in sorted(measured.pairs.items()):
         yield f"  ranks {one} and {other} {rate / 1e9:12.1f} GB/s each way"
     yield from (finding.words for finding in found)
-    yield "collectives: " + (f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "healthy")
+    yield "collectives: " + (counted(len(found), "finding") if found else "healthy")
 
 
 def _as_dict(measured: MeasuredCollective, found: Sequence[CollectiveFinding]) -> dict[str, object]:

@@ -14,7 +14,7 @@ from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, json_option, pars
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import WrongUsage
 from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.sources.choice import source_by_name
 
@@ -45,7 +45,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
 
     config = Config(**values)
     if a == b and SOURCE_KINDS[a.partition(":")[0]].live:
-        raise GpuExporterError(
+        raise WrongUsage(
             f"--a {a} --b {b}: a process can open a driver's library only once; name two different sources"
         )
     sides = ((a, source_by_name(config, a)), (b, source_by_name(config, b)))

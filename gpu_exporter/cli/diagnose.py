@@ -29,7 +29,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import refuse_unwritable, replace_file
 from gpu_exporter.io.user_text import Address, duration
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 from gpu_exporter.model.source_kind import AUTO, REPLAY, SOURCE_KINDS
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     problem at once, while an alert waits longer before it fires. With --job, it reports on a job from what its
     exporters have kept. docs/diagnose.md explains the reports.
 
-    Exit code 0 if nothing is wrong; 1 if something was found; 2 if that could not be determined.
+    Exit code 0 if nothing wrong was found; 1 if something was found; 2 if that could not be determined.
     """
     from gpu_exporter.diagnosis.request import DiagnosisRequest
 
@@ -121,7 +121,7 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     output = Output(**{name: values.pop(name) for name in Output.__slots__})
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
     if output.mask_names and not output.report:
-        raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
+        raise WrongUsage("--mask-names masks names in a report: give --report FILE.html")
     if output.report:
         refuse_unwritable(output.report)
     of_job = {name: values.pop(name) for name in ("job", "since", "begin", "end")}
@@ -137,7 +137,7 @@ def diagnose_command(urls: Sequence[str], **values: Any) -> None:
             credentials = {**credentials, "certificate": b"" if credentials["ca_file"] else certificate}
         raise SystemExit(report_job(JobRequest(where=where, **of_job), credentials, output))
     if any(of_job.values()):
-        raise GpuExporterError("--since, --from and --to are for a job: name it with --job")
+        raise WrongUsage("--since, --from and --to are for a job: name it with --job")
     remotes = [_remote(url, credentials) for url in (where.addresses() if where.is_several else urls)]
     asked: dict[str, Any] = {"nodes": remotes} if where.is_several else {"remote": next(iter(remotes), None)}
     asked["job"] = where.slurm_job
@@ -159,7 +159,7 @@ def _refuse_beside_job(values: Mapping[str, Any], what: Mapping[str, Any]) -> No
     ignored = [name for name, value in {**what, "recording": values["recording"], "source": source}.items() if value]
     if ignored:
         option = {"seconds": "for"}.get(ignored[0], ignored[0].replace("_", "-"))
-        raise GpuExporterError(f"--{option} and --job exclude each other: --job reads what exporters have kept")
+        raise WrongUsage(f"--{option} and --job exclude each other: --job reads what exporters have kept")
 
 
 class LocalLoops(threading.Thread):
@@ -206,20 +206,16 @@ def _refuse_ignored(request: DiagnosisRequest) -> None:
 
     config, is_asked = request.config, bool(request.remote or request.nodes)
     if is_asked and config.recording:
-        raise GpuExporterError(
-            f"{'--url' if request.remote else '--nodes'} and --recording exclude each other: give one"
-        )
+        raise WrongUsage(f"{'--url' if request.remote else '--nodes'} and --recording exclude each other: give one")
     if is_asked or config.recording:
         instead = "--recording" if config.recording else "--url" if request.remote else "asking nodes"
         if config.source != AUTO.name and not (config.recording and config.source == REPLAY.name):
-            raise GpuExporterError(f"--source {config.source} and {instead} exclude each other: give one")
+            raise WrongUsage(f"--source {config.source} and {instead} exclude each other: give one")
         if config.recording and request.seconds:
-            raise GpuExporterError(
-                "--for is the time to watch; a recording is analysed as a whole, or one --phase of it"
-            )
+            raise WrongUsage("--for is the time to watch; a recording is analysed as a whole, or one --phase of it")
         refuse_unread(replace(config, source=REPLAY.name if config.recording else AUTO.name))
     if request.phase and not config.recording:
-        raise GpuExporterError("--phase selects a phase of a recording: name it with --recording")
+        raise WrongUsage("--phase selects a phase of a recording: name it with --recording")
 
 
 def print_diagnosis(request: DiagnosisRequest, output: Output) -> tuple[int, bool]:

@@ -29,7 +29,8 @@ from gpu_exporter.sources.choice import make_source
     is_flag=False,
     flag_value="",
     metavar="[JOB_ID]",
-    help="Only check whether messages of training loops arrive, of this job or of all jobs, and why not.",
+    help="Only check whether messages of training loops arrive, of this job or of all jobs, and why not. Asks the "
+    "exporter of this machine, on port 9400 or at --address.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @json_option

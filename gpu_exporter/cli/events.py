@@ -20,7 +20,7 @@ from gpu_exporter.events.kernel_log_entry import SxidLine
 from gpu_exporter.events.kernel_log_reader import KernelLog
 from gpu_exporter.events.saved_kernel_log import SavedEntry, SavedLog, read_saved
 from gpu_exporter.io.file_access import FileWorker
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 
 FORMS = "the output of dmesg or journalctl, or a syslog file with messages of the kernel"
 
@@ -38,7 +38,7 @@ def events_command(as_json: bool, **values: Any) -> None:
     config = Config(**values)
     path = config.kernel_log
     if path is None:
-        raise GpuExporterError(
+        raise WrongUsage(
             "the kernel log is disabled. A running exporter lists its XIDs at /api/v1/events; to read a kernel log,"
             " name it with --kernel-log, such as /dev/kmsg"
         )

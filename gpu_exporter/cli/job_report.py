@@ -15,8 +15,8 @@ import click
 from gpu_exporter.cli.nodes import NodesOption
 from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.io.user_text import past
-from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import first_of, moment
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
+from gpu_exporter.reports.numbers import counted, first_of, moment
 
 USUAL_SINCE = "24h"
 # How many other jobs an error names.
@@ -36,12 +36,12 @@ class JobRequest:
     def period(self, now: float) -> tuple[float, float]:
         """Return the begin and the end in unix seconds. Raises GpuExporterError."""
         if self.since and self.begin:
-            raise GpuExporterError("--since and --from exclude each other: give one")
+            raise WrongUsage("--since and --from exclude each other: give one")
         try:
             return past(self.begin or self.since or USUAL_SINCE, self.end, now)
         except ValueError as error:
             option = "--from" if self.begin else "--since"
-            raise GpuExporterError(f"{option}: {error}") from error
+            raise WrongUsage(f"{option}: {error}") from error
 
 
 def report_job(request: JobRequest, credentials: Mapping[str, Any], output: Any) -> int:
@@ -71,7 +71,7 @@ def report_job(request: JobRequest, credentials: Mapping[str, Any], output: Any)
             from gpu_exporter.diagnosis.masking import DiagnosisNames
 
             names = DiagnosisNames(mask=True)
-            unknown = [f"missing: {len(missing)} nodes"] if missing else []
+            unknown = [f"missing: {counted(len(missing), 'node')}"] if missing else []
             masked = [node.masked(names) for node in nodes]
             shown = job_history(masked_job(request.job, names), since, until, masked, unknown)
         else:

@@ -19,7 +19,7 @@ from gpu_exporter.cli.options import Command, F
 from gpu_exporter.config import ENV_PREFIX, Config, flag, variable
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import MAX_FILE_BYTES, Address
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 
 if TYPE_CHECKING:
     from gpu_exporter.http.client import Remote
@@ -77,7 +77,7 @@ def remote_of(
 def url_and_certificate(address: Address, web_config_file: Path | None) -> tuple[str, bytes]:
     """Return the exporter's URL and its certificate, as `certificate` does. Raises GpuExporterError."""
     if not address.port:
-        raise GpuExporterError(f"--address {address} does not say on which port the exporter listens; give its --url")
+        raise WrongUsage(f"--address {address} does not say on which port the exporter listens; give its --url")
     leaf = certificate(web_config_file)
     # Not localhost, which may be the other family, where another program may listen and get the token.
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)

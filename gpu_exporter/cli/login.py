@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import WrongUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,7 +38,7 @@ def login(values: dict[str, Any], *, asks: bool) -> dict[str, Any]:
     """
     credentials = {name: values.pop(name) for name in NAMES}
     if not asks and (given := next(filter(credentials.get, NAMES), "")):
-        raise GpuExporterError(f"--{given.replace('_', '-')} is for a server: name it with --url")
+        raise WrongUsage(f"--{given.replace('_', '-')} is for a server: name it with --url")
     refuse_half(credentials["user"], credentials["password_file"])
     return credentials
 
@@ -46,4 +46,4 @@ def login(values: dict[str, Any], *, asks: bool) -> dict[str, Any]:
 def refuse_half(user: str, password_file: Path | None) -> None:
     """Raise GpuExporterError for a user without a password, or a password without a user."""
     if bool(user) != bool(password_file):
-        raise GpuExporterError("--user and --password-file belong together: give both")
+        raise WrongUsage("--user and --password-file belong together: give both")

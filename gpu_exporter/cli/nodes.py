@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 
 PLACE = "{node}"
 SQUEUE_SECONDS = 15.0
@@ -33,20 +33,20 @@ class NodesOption:
         from gpu_exporter.diagnosis.job_sources import hosts
 
         if self.nodes and self.slurm_job:
-            raise GpuExporterError("--nodes and --slurm-job exclude each other: give one")
+            raise WrongUsage("--nodes and --slurm-job exclude each other: give one")
         option = "--slurm-job" if self.slurm_job else "--nodes"
         nodes = nodes_of_job(self.slurm_job, os.environ) if self.slurm_job else self.nodes
         if not nodes:
             if any(PLACE in url for url in self.urls):
-                raise GpuExporterError(f"--url with {PLACE}: say which nodes with --nodes")
+                raise WrongUsage(f"--url with {PLACE}: say which nodes with --nodes")
             return list(dict.fromkeys(self.urls))
         template = self.urls[0] if self.urls else f"http://{PLACE}:{self.port}"
         if len(self.urls) > 1 or PLACE not in template:
-            raise GpuExporterError(f"{option}: give one --url with {PLACE} in it, such as http://{PLACE}:9400")
+            raise WrongUsage(f"{option}: give one --url with {PLACE} in it, such as http://{PLACE}:9400")
         try:
             return [template.replace(PLACE, host) for host in hosts(nodes)]
         except ValueError as error:
-            raise GpuExporterError(f"{option}: {error}") from error
+            raise WrongUsage(f"{option}: {error}") from error
 
 
 def nodes_of_job(job: str, environment: Mapping[str, str]) -> str:
@@ -54,7 +54,7 @@ def nodes_of_job(job: str, environment: Mapping[str, str]) -> str:
     if environment.get("SLURM_JOB_ID") == job and (nodes := environment.get("SLURM_JOB_NODELIST", "")):
         return nodes
     if not job.replace("_", "").isdecimal():
-        raise GpuExporterError(f"--slurm-job: {printable(job, 40)!r} is not the number of a job; use $SLURM_JOB_ID")
+        raise WrongUsage(f"--slurm-job: {printable(job, 40)!r} is not the number of a job; use $SLURM_JOB_ID")
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%N"]
     instead = "give its nodes with --nodes, for example those that sacct lists"
     try:

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.config import Config, package_settings
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.snapshot import GpuSamples, Row, Snapshot
 from gpu_exporter.owners.cgroup import process_owner
@@ -42,10 +42,10 @@ def named(pids: Sequence[int], config: Config) -> FoundProcesses:
 def holding(wanted: Wanted, config: Config) -> FoundProcesses:
     """Return the processes that hold the GPUs that are wanted. Raises GpuExporterError if there are none."""
     if wanted.pod and not config.kubernetes:
-        raise GpuExporterError("--pod needs --kubernetes: kubelet says which pod has which GPU")
+        raise WrongUsage("--pod needs --kubernetes: kubelet says which pod has which GPU")
     source = make_source(config)
     if not is_local(config, source):
-        raise GpuExporterError(f"--source {source.name}: only processes on the GPUs of this machine can be profiled")
+        raise WrongUsage(f"--source {source.name}: only processes on the GPUs of this machine can be profiled")
     owned = bool(wanted.pod or wanted.job)
     snapshot, clean = observe(source, selected(config.metrics, processes=True) if owned else _OF_PROCESSES)
     held = holders(snapshot)

@@ -14,7 +14,7 @@ from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, one_job_option, parsed, settings
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 from gpu_exporter.model.source_kind import AUTO, BANNERS, REPLAY
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
     credentials = login(values, asks=bool(url))
     config = Config(**values)
     if url and config.recording:
-        raise GpuExporterError("--url and --recording exclude each other: give one")
+        raise WrongUsage("--url and --recording exclude each other: give one")
     if not 0 < seconds <= MOST_SECONDS:
-        raise GpuExporterError("--for is how long to look back; use at most 5m, or `gpu-exporter diagnose`")
+        raise WrongUsage("--for is how long to look back; use at most 5m, or `gpu-exporter diagnose`")
     if once:
         _print_once(config)
         return
@@ -63,7 +63,7 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
 
 def _print_once(config: Config) -> None:
     if config.recording is None:
-        raise GpuExporterError("--once needs --recording FILE; for GPUs of now, use `gpu-exporter diagnose`")
+        raise WrongUsage("--once needs --recording FILE; for GPUs of now, use `gpu-exporter diagnose`")
     from gpu_exporter.diagnosis.gather import RecordedScrapes
     from gpu_exporter.sources.choice import recording
     from gpu_exporter.sources.recording.format import job_of
@@ -77,7 +77,7 @@ def _print_once(config: Config) -> None:
 def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, *, one_job: bool) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
-    from gpu_exporter.diagnosis.result import ONE_JOB
+    from gpu_exporter.diagnosis.window import ONE_JOB
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
@@ -117,5 +117,5 @@ def _refuse_source(config: Config) -> None:
     from gpu_exporter.sources.choice import refuse_unread
 
     if config.source != AUTO.name:
-        raise GpuExporterError(f"--source {config.source} and --url exclude each other: give one")
+        raise WrongUsage(f"--source {config.source} and --url exclude each other: give one")
     refuse_unread(config)

@@ -253,7 +253,8 @@ def _files(source: str) -> list[str]:
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many rows to print.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rows as JSON.")
 def top_command(file: str, by: str, limit: int, as_json: bool) -> int:
-    """List what takes most time in a trace, per step and GPU.
+    """List what takes most time in a trace, per step and GPU. Shares are of all GPU time, or for idle time of the span
+    from the first to the last event of the GPU, as in trace analyze.
 
     FILE may also be a CSV report of kernels: of `nsys stats --report cuda_gpu_kern_sum`, whose sums are no utilisation
     because kernels overlap, or of `ncu --csv`, which says what limits each kernel.
@@ -263,7 +264,7 @@ def top_command(file: str, by: str, limit: int, as_json: bool) -> int:
 
         kernels = kernel_reports.read(Path(file))
         rows = [{**asdict(each), "bound": each.bound} for each in kernels]
-        _print_comparison(rows, as_json, _report(kernels[:limit], len(kernels)))
+        _print_comparison(rows, as_json, _report(kernels, limit))
         return 0
     require_numpy()
     from gpu_exporter.traces.diff import totals
@@ -279,35 +280,44 @@ def _print_comparison(rows: Sequence[Any], as_json: bool, lines: Iterator[str]) 
 
 
 def _table(found: TraceTotals, by: str, limit: int) -> Iterator[str]:
+    from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
     from gpu_exporter.reports.numbers import duration
 
     unit = "step" if found.steps else "trace"
-    what = "Idle time" if by in ("cause", "idle-code") else "GPU time"
-    yield f"{what} by {by}, per {unit} of {duration(found.step_seconds)}"
+    idle, of_table = by in ("cause", "idle-code"), sum(total.seconds for total in found.by[by].values())
+    if idle:  # of the same span as in `trace analyze`: from the first to the last event of the GPU
+        whole = found.busy_seconds + of_table
+        yield f"Idle time by {by}, per {unit}: {duration(of_table)} of {duration(whole)}"
+        yield f" of span      time      gaps  {by}"
+    else:
+        whole = of_table
+        yield f"GPU time by {by}, per {unit}: {duration(whole)} in all"
+        yield f"  of all      time  launches  {by}"
     for name, total in list(found.by[by].items())[:limit]:
-        share = total.seconds / found.step_seconds if found.step_seconds else 0.0
-        time = duration(total.seconds)
-        yield f"  {share:>6.1%}  {time:>8}  {total.count:>8.4g} x  {printable(name, MOST_NAME)}"
+        share = percent(total.seconds / whole if whole else 0.0)
+        words = TRACE_WORDS[TraceCause(name)] if by == "cause" else printable(name, MOST_NAME)
+        yield f"  {share:>6}  {duration(total.seconds):>8}  {total.count:>8.4g}  {words}"
     if len(found.by[by]) > limit:
         yield f"  and {len(found.by[by]) - limit} more"
 
 
-def _report(kernels: Sequence[KernelReport], number: int) -> Iterator[str]:
+def _report(kernels: Sequence[KernelReport], limit: int) -> Iterator[str]:
     total = sum(kernel.seconds for kernel in kernels)
-    yield "Time by kernel; kernels may overlap"
-    for kernel in kernels:
-        share = kernel.seconds / total if total else 0.0
+    yield f"GPU time by kernel: {total * 1e3:.4g} ms in all; kernels may overlap"
+    yield "  of all           time  launches  kernel"
+    for kernel in kernels[:limit]:
+        share = percent(kernel.seconds / total if total else 0.0)
         limits = []
         if kernel.compute is not None and kernel.memory is not None:
             limits.append(f"{kernel.bound}: compute {percent(kernel.compute)}, memory {percent(kernel.memory)}")
         limits += [f"occupancy {percent(kernel.occupancy)}"] if kernel.occupancy is not None else []
         limits += [f"waits for {reason} ({value:.1f})" for reason, value in list(kernel.stalls.items())[:MOST_STALLS]]
         name = printable(kernel.name, MOST_NAME)
-        yield f"  {share:>6.1%}  {kernel.seconds * 1e3:>10.4g} ms  {kernel.count:>7} x  {name}"
+        yield f"  {share:>6}  {kernel.seconds * 1e3:>10.4g} ms  {kernel.count:>8}  {name}"
         if limits:
             yield f"{'':34}{'; '.join(limits)}"
-    if number > len(kernels):
-        yield f"  and {number - len(kernels)} more"
+    if len(kernels) > limit:
+        yield f"  and {len(kernels) - limit} more"
 
 
 @command("trace", click.Group, invoke_without_command=True)

@@ -41,6 +41,15 @@ _COUNTS = [term for mode in MODES if mode.condition for term in counts_of(mode.c
 COUNTED = {of.signal: max(term.window for term in _COUNTS if term.signal is of.signal) for of in _COUNTS}
 
 
+def rank(severity: Severity | None, lost: float) -> tuple[int, float]:
+    """Return the place of what is wrong among others: by severity, then what it costs (GPUs, or a share of a GPU).
+
+    This is the one order of findings, incidents and GPUs. Costs are compared as they are shown; what is equal stays in
+    the order it comes in: that of triage, or that of nodes and GPUs.
+    """
+    return severity.place if severity else len(Severity), -round(lost, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """A failure mode that matches a GPU, and the evidence for it."""
@@ -51,7 +60,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with one GPU. `unknown` are the modes that could not be judged, with the missing signals.
+    """What is wrong with one GPU. `matches` are in the order of `rank`; `unknown` are the modes that could not be
+    judged, with the missing signals.
 
     `numbers` is the evidence for the bottleneck. `shares` is where its time went; empty if that is unknown. `headroom`
     is how close it is to the limits of its chip, if its kernels fill it, and `position` how close to what the best
@@ -77,19 +87,15 @@ class Diagnosis:
         return self.bottleneck.name if self.bottleneck else ""
 
     @property
-    def by_severity(self) -> list[Match]:
-        """The failure modes that match, the most severe first, and equal ones in triage order."""
-        return sorted(self.matches, key=lambda match: match.mode.severity.place)
-
-    @property
     def worst(self) -> Match | None:
-        """The most severe failure mode that matches; None if none does."""
-        return min(self.matches, key=lambda match: match.mode.severity.place, default=None)
+        """The first of the failure modes that match; None if none does."""
+        return self.matches[0] if self.matches else None
 
     @property
-    def urgency(self) -> int:
-        """The place of its most severe finding, for sorting the worst first."""
-        return self.worst.mode.severity.place if self.worst else len(Severity)
+    def rank(self) -> tuple[int, float]:
+        """Its place among GPUs: by its most severe finding, then the share of its time that is lost."""
+        lost = sum(share for cause, share in self.shares.items() if cause.is_loss)
+        return rank(self.worst.mode.severity if self.worst else None, lost)
 
     @property
     def gpu_time(self) -> Mapping[Cause, float]:
@@ -123,7 +129,7 @@ class Diagnosis:
 
 
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
-    """Return a diagnosis for each GPU and MIG instance, modes in triage order.
+    """Return a diagnosis for each GPU and MIG instance.
 
     A mode matches as soon as its condition holds; only its alert waits. It is only info where its alert is. Modes that
     concern a whole fleet are left out, unless they have a condition for the ranks that one node sees.
@@ -228,7 +234,7 @@ def _diagnosis(
 ) -> Diagnosis:
     key, identity = device
     if is_down:
-        return Diagnosis(key, identity, None, tuple(matches), unknown, {}, is_down)
+        return Diagnosis(key, identity, None, _ranked(matches, {}), unknown, {}, is_down)
     numbers = _evidence(bottleneck_is(bottleneck.name), window, key) if bottleneck else {}
     if approximate:
         known = {term: value(term, window, key) for term in BASICS}
@@ -236,17 +242,20 @@ def _diagnosis(
     elif not (key.instance or window.points(key, s.POWER_CAP)) and (value(_POWER, window, key) or 0.0) >= CAPPED.value:
         known = {term: value(term, window, key) for term in (_POWER, _CLOCK)}
         numbers = {**numbers, **{term: number for term, number in known.items() if number is not None}}
-    found = Diagnosis(
-        key,
-        identity,
-        bottleneck,
-        tuple(matches),
-        unknown,
-        numbers,
-        shares=time_shares(window, key),
-        approximate=approximate,
-    )
+    shares = time_shares(window, key)
+    ordered = _ranked(matches, shares)
+    found = Diagnosis(key, identity, bottleneck, ordered, unknown, numbers, shares=shares, approximate=approximate)
     if fills != TRUE:
         return found
     of_roof = None if key.instance else position(window, key, identity.model)
     return replace(found, headroom=headroom(window, key), position=of_roof)
+
+
+def rank_of(match: Match, shares: Mapping[Cause, float]) -> tuple[int, float]:
+    """Return the place of a finding among others: it costs the time of its GPU that is lost to its cause."""
+    cause = match.mode.cause
+    return rank(match.mode.severity, shares.get(cause, 0.0) if cause.is_loss else 0.0)
+
+
+def _ranked(matches: Sequence[Match], shares: Mapping[Cause, float]) -> tuple[Match, ...]:
+    return tuple(sorted(matches, key=lambda match: rank_of(match, shares)))

@@ -80,8 +80,9 @@ class _OpenIncident:
         return True
 
     def add(self, found: Mapping[str, Any]) -> bool:
-        """Add the GPUs of a diagnosis; return whether there are others than before."""
+        """Add the GPUs and the advice of a diagnosis; return whether there are other GPUs than before."""
         kept = self.kept
+        kept.advice = found["advice"]
         changed = False
         for ours, theirs in (
             (kept.culprits, found["culprits"]),

@@ -19,8 +19,6 @@ from gpu_exporter.model.snapshot import UNREAD, GpuStatus
 from gpu_exporter.model.verdict import Action, Health, Verdict, most_drastic
 from gpu_exporter.reports.numbers import capitalised
 
-# How urgent an alert of a severity is.
-URGENCY = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "info"}
 # How what has a severity looks on the page, in the terminal and in reports.
 STYLES: Mapping[str, str] = {
     Severity.CRITICAL.value: "bad",
@@ -30,7 +28,7 @@ STYLES: Mapping[str, str] = {
 
 
 class Headline(NamedTuple):
-    """One line about a GPU. `severity` is page, ticket, info, ok or unknown; `of` names the finding it is from."""
+    """One line about a GPU. `severity` is that of an alert, ok or unknown; `of` names the finding it is from."""
 
     severity: str
     words: str
@@ -40,19 +38,22 @@ class Headline(NamedTuple):
 def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | None) -> Headline:
     """Return the worst: no answer, then faults, then findings, then what limits the GPU."""
     if not status.up:
-        severity = "info" if status.reason in (RELEASED, UNREAD) else "ticket" if status.reason in TELEMETRY else "page"
-        return Headline(severity, capitalised(explain(status.reason) if status.reason else "the GPU does not answer"))
+        expected, warns = status.reason in (RELEASED, UNREAD), status.reason in TELEMETRY
+        severity = Severity.INFO if expected else Severity.WARNING if warns else Severity.CRITICAL
+        return Headline(
+            severity.value, capitalised(explain(status.reason) if status.reason else "the GPU does not answer")
+        )
     if verdict and verdict.problems:
         worst = max(verdict.problems, key=lambda problem: list(Health).index(problem.health))
         todo = verdict.action.words
-        urgency = "page" if worst.health is Health.UNHEALTHY else "ticket"
-        return Headline(urgency, capitalised(worst.words) + (f": {todo}" if todo else ""))
+        severity = Severity.CRITICAL if worst.health is Health.UNHEALTHY else Severity.WARNING
+        return Headline(severity.value, capitalised(worst.words) + (f": {todo}" if todo else ""))
     if diagnosis and diagnosis.worst:
         mode = diagnosis.worst.mode
-        return Headline(URGENCY[mode.severity], summary(mode, diagnosis), mode.name)
+        return Headline(mode.severity.value, summary(mode, diagnosis), mode.name)
     if diagnosis is None or diagnosis.bottleneck is None:
         known = diagnosis is not None and diagnosis.approximate
-        why = "utilisation and power do not tell" if known else "profiling metrics are missing or too new"
+        why = "utilisation and power do not show it" if known else "profiling metrics are missing or too new"
         return Headline("unknown", f"What limits this GPU is unknown: {why}")
     text = ("approximately: " if diagnosis.approximate else "") + diagnosis.bottleneck.means
     if lost(diagnosis.shares) >= LEAST_LOSS:
@@ -71,8 +72,10 @@ def summary(mode: FailureMode, *diagnoses: Diagnosis, gpu: str = "this GPU", sin
     if "{{" in mode.summary:
         words = mode.meaning.split(". ")[0].removesuffix(".")
         return (words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}") + named
-    job = diagnoses[0].identity.workload or "that it belongs to"
+    job = diagnoses[0].identity.job_name
     words = (singled_out and mode.singled_out) or mode.summary
+    if not job:
+        words = words.replace("job {job}", "the job").replace("Job {job}", "The job")
     return capitalised(words.replace("{gpu}", gpu).replace("{job}", job)) + named
 
 
@@ -92,14 +95,14 @@ def repair(mode: FailureMode, *diagnoses: Diagnosis) -> Action:
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """Return the failure modes that match, the worst first, with their numbers and what to do."""
-    return [_finding(match, diagnosis) for match in diagnosis.by_severity]
+    return [_finding(match, diagnosis) for match in diagnosis.matches]
 
 
 def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
     mode = match.mode
     return {
         "name": mode.name,
-        "severity": URGENCY[mode.severity],
+        "severity": mode.severity.value,
         "words": summary(mode, diagnosis),
         "meaning": mode.meaning,
         "evidence": [statement(term, [value]) for term, value in match.because.items()],

@@ -31,7 +31,7 @@ from gpu_exporter.reports.html_document import legend, page_foot, page_head, saf
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
 from gpu_exporter.reports.markdown_html import html_of, inline
-from gpu_exporter.reports.numbers import binary_size, capitalised, measured, moment, percent
+from gpu_exporter.reports.numbers import binary_size, capitalised, counted, measured, moment, percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -154,10 +154,13 @@ def _verdict(content: _Content) -> Iterator[str]:
     numbers = Counter(each.incident.severity for each in content.incidents)
     found = [f"{numbers[severity]} {severity.value}" for severity in Severity if numbers[severity]]
     total = len(content.incidents)
-    title = f"{total} {'incident' if total == 1 else 'incidents'}: {', '.join(found)}" if found else ""
+    title = f"{counted(total, 'incident')}: {', '.join(found)}" if found else ""
     worst = next((severity.value for severity in Severity if numbers[severity]), "ok")
-    kind = Severity.CRITICAL.value if absent else worst
-    yield from verdict(kind, title or ("GPUs are missing" if absent else "No fault was found"), absent)
+    not_seen = report.unseen_words(content.result.diagnoses)
+    kind = Severity.CRITICAL.value if absent else "info" if worst == "ok" and not_seen else worst
+    healthy = "No fault was found in what was seen" if not_seen else "No fault was found"
+    texts = [*absent, not_seen] if not_seen else absent
+    yield from verdict(kind, title or ("GPUs are missing" if absent else healthy), texts)
 
 
 def _incidents(content: _Content) -> Iterator[str]:
@@ -260,7 +263,7 @@ def _group(group: Sequence[Diagnosis], content: _Content, charted: int) -> Itera
 def _findings(
     group: Sequence[Diagnosis], explained: Mapping[tuple[DeviceKey, str], str], printed: set[str]
 ) -> Iterator[str]:
-    for match in group[0].by_severity:
+    for match in group[0].matches:
         mode = match.mode
         severity = mode.severity.value
         yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'

@@ -168,4 +168,4 @@ def _gpu(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _jobs(diagnoses: Iterable[Diagnosis]) -> Iterator[str]:
-    yield from dict.fromkeys(each.identity.job for each in diagnoses if each.identity.job)
+    yield from dict.fromkeys(each.identity.job for each in diagnoses if each.identity.job_name)

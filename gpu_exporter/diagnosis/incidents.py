@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.failure_modes import EFFECTS, HOLD_UP, LINKS, MODES,
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.catalogue.faults import LOST
-from gpu_exporter.diagnosis.diagnose import Diagnosis
+from gpu_exporter.diagnosis.diagnose import Diagnosis, rank
 from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
@@ -177,19 +177,16 @@ def of_diagnoses(diagnoses: Iterable[Diagnosis], since: Since | None = None) -> 
     return tuple(sorted(diagnosed, key=urgency))
 
 
-def urgency(found: DiagnosedIncident) -> tuple[int, float, float, int]:
-    """Return the place of an incident among others: by severity, then what costs more, then what began earlier.
-
-    Costs are compared as they are shown.
-    """
+def urgency(found: DiagnosedIncident) -> tuple[tuple[int, float], float, int]:
+    """Return the place of an incident among others: by severity, then what costs more, then what began earlier."""
     incident, since = found.incident, found.since if found.since is not None else float("inf")
-    return incident.severity.place, -round(found.lost_gpus, 1), since, _ORDER[incident.mode.name]
+    return rank(incident.severity, found.lost_gpus), since, _ORDER[incident.mode.name]
 
 
-def order_of_causes(found: Sequence[DiagnosedIncident]) -> Callable[[Diagnosis], int]:
-    """Return the key that sorts GPUs as the incidents that they cause; those that cause none come last."""
+def order_of_gpus(found: Sequence[DiagnosedIncident]) -> Callable[[Diagnosis], tuple[int, tuple[int, float]]]:
+    """Return the key that sorts GPUs as the incidents that they cause, then the others, the worst first."""
     places = {gpu.device: place for place, each in reversed(list(enumerate(found))) for gpu in each.culprits}
-    return lambda diagnosis: places.get(diagnosis.device, len(found))
+    return lambda diagnosis: (places.get(diagnosis.device, len(found)), diagnosis.rank)
 
 
 def _findings(diagnosis: Diagnosis) -> Iterator[PlacedMode]:

@@ -9,10 +9,12 @@ from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.diagnosis.job_history import MODE, PastJob, RankTotals
 from gpu_exporter.diagnosis.kept_records import KeptIncident
 from gpu_exporter.diagnosis.words import cost_so_far, explaining, hit_words, places
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.html_document import page_foot, page_head, safe_text, table, verdict
-from gpu_exporter.reports.numbers import duration, gpu_hours, moment, percent
+from gpu_exporter.reports.numbers import counted, duration, gpu_hours, moment, percent
 
 HOUR = 3600.0
+LONGEST_ADVICE = 1000
 # Of more ranks, text has those that lost most.
 MOST_RANKS = 16
 _WORDS = {cause.value: words for cause, words in WORDS.items()}
@@ -115,7 +117,7 @@ def _summary(history: PastJob, price: float | None) -> Iterator[str]:
     gpus = len({(rank.uuid, rank.instance) for rank in history.ranks})
     nodes = len({rank.node for rank in history.ranks})
     span = f"{moment(history.start)} to {moment(history.end)}, {duration(history.end - history.start)}"
-    yield f"Job {history.job}: {gpus} GPUs on {nodes} {'node' if nodes == 1 else 'nodes'}, seen from {span}"
+    yield f"Job {history.job}: {counted(gpus, 'GPU')} on {counted(nodes, 'node')}, seen from {span}"
     if history.seconds:
         parts = (
             f"{percent(seconds / history.seconds)} {_WORDS.get(cause, cause)}"
@@ -149,8 +151,9 @@ def _facts(incident: KeptIncident, price: float | None) -> Iterator[str]:
 
 
 def _advice(incident: KeptIncident) -> str:
+    """Return what the node said to do first; without that, what the failure mode says."""
     mode = MODE.get(incident.cause)
-    return mode.advice if mode else ""
+    return printable(incident.advice, LONGEST_ADVICE) or (mode.advice if mode else "")
 
 
 def _places(gpus: Sequence[Mapping[str, str]]) -> str:
@@ -191,7 +194,7 @@ def _document(history: PastJob, price: float | None) -> Iterator[str]:
     urgent = [each for each in history.incidents if each.severity != "info"]
     kind = min((each.severity for each in urgent), default="ok")  # critical before warning
     count = len(history.incidents)
-    yield from verdict(kind, f"{count} {'incident' if count == 1 else 'incidents'}", list(_summary(history, price)))
+    yield from verdict(kind, counted(count, "incident"), list(_summary(history, price)))
     for each in history.incidents:
         yield f"<h2>{safe_text(f'{each.severity}: {each.words}')}</h2>\n<ul>\n"
         yield from (f"<li>{safe_text(fact)}</li>\n" for fact in _facts(each, price))

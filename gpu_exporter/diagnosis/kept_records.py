@@ -19,7 +19,8 @@ _MASKED = ("pod",)
 class KeptIncident:
     """An incident with its begin and its end (unix seconds; None while it lasts), and what it has cost by then.
 
-    `seen` is when it was last found: if the exporter was killed, the end is unknown, and not before.
+    `seen` is when it was last found: if the exporter was killed, the end is unknown, and not before. `advice` is what
+    the last diagnosis said to do first; empty if an earlier version kept the incident.
     """
 
     id: str
@@ -34,6 +35,7 @@ class KeptIncident:
     jobs: list[str] = field(default_factory=list)
     explains: list[str] = field(default_factory=list)
     lost_gpu_hours: float = 0.0
+    advice: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""

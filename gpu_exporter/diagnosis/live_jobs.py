@@ -21,14 +21,14 @@ from gpu_exporter.diagnosis.rolling import RANK_WORDS, RankState, rank_state
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
 from gpu_exporter.diagnosis.several_nodes import Operation
 from gpu_exporter.diagnosis.training_loops import RankNow, self_times
-from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.diagnosis.window import ONE_JOB, Window
 
 _SIZES = ("0-1MiB", "1-16MiB", "16-256MiB", "256MiB+")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """A job with several GPUs, and its ranks in order."""
+    """A job with several GPUs, and its ranks in order. `name` is empty if it is only said to be one job."""
 
     name: str
     ranks: Sequence[RankTotals]
@@ -74,10 +74,11 @@ def live_jobs(
         loop = loops.get(measured(diagnosis.device))
         if diagnosis.identity.has_instances and not diagnosis.device.instance:
             continue
-        if name := diagnosis.identity.job or (loop.labels.job_id if loop else ""):
+        is_one = diagnosis.identity.workload == ONE_JOB
+        if name := ONE_JOB if is_one else diagnosis.identity.job or (loop.labels.job_id if loop else ""):
             jobs[name].append((diagnosis, loop))
     return [
-        LiveJob(name, list(_ranks(of_job, window, seconds, measured)))
+        LiveJob("" if name == ONE_JOB else name, list(_ranks(of_job, window, seconds, measured)))
         for name, of_job in sorted(jobs.items())
         if len(of_job) > 1
     ]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.presence import Absent
-from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
+from gpu_exporter.diagnosis.window import ONE_JOB, UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.reports.masking import Names, without_secrets
 
 
@@ -52,7 +52,7 @@ class DiagnosisNames(Names):
             identity,
             namespace=self.name("namespace", identity.namespace),
             pod=self.name("pod", identity.pod),
-            workload=self.name("workload", identity.workload),
+            workload=ONE_JOB if identity.workload == ONE_JOB else self.name("workload", identity.workload),
             process=self._process(identity.process),
             neighbours=tuple(self.name("neighbour", text) for text in identity.neighbours),
         )

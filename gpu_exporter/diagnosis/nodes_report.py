@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpu_exporter.diagnosis.job_report import aligned, rank_lines, rank_table, ranks_as_json
-from gpu_exporter.diagnosis.live_jobs import NodeLinks, live_jobs, node_links
+from gpu_exporter.diagnosis.live_jobs import LiveJob, NodeLinks, live_jobs, node_links
 from gpu_exporter.diagnosis.result import DiagnosisResult
 from gpu_exporter.diagnosis.scrape import Measured, as_scraped
 from gpu_exporter.diagnosis.several_nodes import Operation, SeveralNodes
@@ -36,7 +36,7 @@ class NodesReport:
     def lines(self) -> Iterator[str]:
         """Yield the text."""
         for job in self._jobs:
-            yield from rank_lines(f"Ranks of job {job.name}", job.ranks)
+            yield from rank_lines(_title(job), job.ranks)
         if self._links:
             yield "Links between the nodes, means of their GPUs:"
             yield from aligned([self._head(), *map(_row, self._links)])
@@ -46,7 +46,7 @@ class NodesReport:
     def as_json(self) -> dict[str, Any]:
         """Return it for JSON: bytes per second, and what is unknown is null."""
         return {
-            "jobs": [{"job": job.name, "ranks": ranks_as_json(job.ranks)} for job in self._jobs],
+            "jobs": [{"job": job.name or None, "ranks": ranks_as_json(job.ranks)} for job in self._jobs],
             "links": [
                 {
                     "node": each.node,
@@ -65,8 +65,8 @@ class NodesReport:
     def html(self) -> Iterator[str]:
         """Yield a part of a page."""
         for job in self._jobs:
-            yield f"<h2>Ranks of job {safe_text(job.name)}</h2>\n"
-            yield from rank_table(job.ranks, f"Ranks of job {job.name}")
+            yield f"<h2>{safe_text(_title(job))}</h2>\n"
+            yield from rank_table(job.ranks, _title(job))
         if self._links:
             yield "<h2>Links between the nodes</h2>\n<p>Means of the GPUs of each node.</p>\n"
             yield from table(self._head(), [list(map(safe_text, _row(each))) for each in self._links], "Links")
@@ -76,6 +76,10 @@ class NodesReport:
     def _head(self) -> Sequence[str]:
         bandwidth = f"NCCL {' '.join(self._operation)}" if self._operation else "NCCL"
         return ("node", "sent", "received", "retransmits", "slowest link", bandwidth, "findings")
+
+
+def _title(job: LiveJob) -> str:
+    return f"Ranks of job {job.name}" if job.name else "Ranks of the job"
 
 
 def _row(links: NodeLinks) -> Sequence[str]:

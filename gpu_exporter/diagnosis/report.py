@@ -20,10 +20,11 @@ from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words, loss
 from gpu_exporter.diagnosis.diagnose import MINUTES, Diagnosis, Match
 from gpu_exporter.diagnosis.headline import links, repair
-from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_gpus
 from gpu_exporter.diagnosis.loss import achieved, breakdown, lost, no_limit, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey, Measured, as_scraped
+from gpu_exporter.diagnosis.unseen_health import unseen_health
 from gpu_exporter.diagnosis.window import DeviceIdentity, uuid_of
 from gpu_exporter.diagnosis.words import LONGEST_NAME, name_of, names_of, series, statement
 from gpu_exporter.io.decoding import printable
@@ -37,7 +38,7 @@ UNKNOWN_CLASS = (
     "class unknown: profiling metrics are missing, such as SM activity: `gpu-exporter doctor` on the node says why; "
     "dcgm-exporter needs more fields (docs/migration.md#back)"
 )
-UNCLEAR = "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU"
+UNCLEAR = "class unknown: without profiling metrics, utilisation and power do not show what limits this GPU"
 APPROXIMATE_HINT = (
     "What is approximate comes from utilisation and power, because profiling metrics are missing, or 0 on a busy GPU "
     "(docs/without-profiling.md). Profiler traces, `gpu-exporter profile` and the step timer show more, on every GPU."
@@ -72,6 +73,7 @@ def as_json(result: DiagnosisResult, price: float | None = None, measured: Measu
     if result.profiles:
         about["profiles"] = list(result.profiles)
     found = as_dict(result.diagnoses, result.absent, price)
+    about["unseen_health"] = list(unseen_health(result.diagnoses))
     nodes = nodes_report(result, measured)
     incidents = incident_words.with_code(found["incidents"], result.profile_lines)
     return {**about, **found, "incidents": incidents, **(nodes.as_json() if nodes else {})}
@@ -120,17 +122,26 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     profiled = dict.fromkeys(line for of_gpu in known.values() for line in of_gpu if line not in said)
     approximate = APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else ""
     hints = (*hints_of(result.diagnoses), approximate)
-    for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints)):
+    not_seen = unseen_words(result.diagnoses)
+    for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints, not_seen)):
         yield line, ""
     code = result_code(result)
+    seen = " in what was seen" if not_seen else ""
     if code == 2 and result.several and result.several.missing:
-        yield "nothing wrong was found on the nodes that answered", ""
+        yield f"nothing wrong was found{seen} on the nodes that answered", ""
     elif code == 0 and has_headroom(result.diagnoses):
-        yield "no fault was found, but the GPUs could do more: see where their time went and which limit they reach", ""
+        words = "the GPUs could do more: see where their time went and which limit they reach"
+        yield f"no fault was found{seen}, but {words}", ""
     elif code == 0:
-        yield "nothing wrong was found", "good"
+        yield f"nothing wrong was found{seen}", "" if not_seen else "good"
     elif code != 1:
-        yield "could not tell: see --all", ""
+        yield "some GPUs could not be judged: --all lists what is missing", ""
+
+
+def unseen_words(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return as a sentence which parts of health are not in what was read; empty if all are."""
+    unseen = ", ".join(unseen_health(diagnoses))
+    return f"Not seen, and so not judged: {unseen}." if unseen else ""
 
 
 def origin(result: DiagnosisResult) -> str:
@@ -193,7 +204,8 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "UUID": uuid_of(device),
         **({"GPU_I_ID": device.instance} if device.instance else {}),
         **({"cluster": device.cluster} if device.cluster else {}),
-        **{name: value for name in ("node", "namespace", "pod", "workload") if (value := getattr(identity, name))},
+        **{name: value for name in ("node", "namespace", "pod") if (value := getattr(identity, name))},
+        **({"workload": identity.job_name} if identity.job_name else {}),
         "modelName": identity.model,
         **({"down": identity.down} if diagnosis.is_down else {}),
         **({"process": dict(identity.process)} if identity.process else {}),
@@ -278,21 +290,21 @@ def groups(
     """
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
-        modes = tuple((match.mode.name, match.mode.severity) for match in diagnosis.matches)
+        modes = frozenset((match.mode.name, match.mode.severity) for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = where_of(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
         kind = (bool(diagnosis.device.instance), diagnosis.approximate)
         found[where, kind, diagnosis.class_name, down, modes, unknown, reached].append(diagnosis)
-    place = order_of_causes(incidents)
-    return sorted(found.values(), key=lambda group: (min(map(place, group)), group[0].urgency))
+    place = order_of_gpus(incidents)
+    return sorted(found.values(), key=lambda group: min(map(place, group)))
 
 
 def where_of(diagnosis: Diagnosis) -> str:
     """Return the cluster, node, model and owner of a GPU, as far as they are known."""
     identity = diagnosis.identity
-    names = (diagnosis.device.cluster, identity.node, identity.model, identity.pod or identity.workload)
+    names = (diagnosis.device.cluster, identity.node, identity.model, identity.pod or identity.job_name)
     return ", ".join(printable(name, LONGEST_NAME) for name in names if name)
 
 

@@ -14,8 +14,9 @@ from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.gather import TICK_SECONDS, WATCH_SECONDS, WatchedScrapes, watch_source
 from gpu_exporter.diagnosis.report import is_reported
-from gpu_exporter.diagnosis.result import ONE_JOB, DiagnosisResult, diagnose_recording, diagnose_scrapes
+from gpu_exporter.diagnosis.result import DiagnosisResult, diagnose_recording, diagnose_scrapes
 from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis.window import ONE_JOB
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.host.files import HostFiles

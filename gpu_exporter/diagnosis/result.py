@@ -19,8 +19,6 @@ from gpu_exporter.sources.recording.format import job_of
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.several_nodes import SeveralNodes
 
-# The job of which all GPUs are ranks, if nothing else tells their job.
-ONE_JOB = "all"
 DRIVER_LABELS = ("driver_version", "DCGM_FI_DRIVER_VERSION")
 
 

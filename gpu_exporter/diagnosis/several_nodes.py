@@ -31,7 +31,7 @@ from gpu_exporter.diagnosis.text_format import TextParser
 from gpu_exporter.http.client import Remote, exporter_url
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import first_of
+from gpu_exporter.reports.numbers import counted, first_of
 
 AT_ONCE = 16
 HANGS_SECONDS = 5.0
@@ -99,7 +99,7 @@ def watch_nodes(
     notes = [*_notes(nodes, distinct), *(_same(node, first[node.identity]) for node in watched if node not in distinct)]
     missing = sum(bool(node.problem) for node in nodes)
     several = SeveralNodes(notes, missing, {node.name: found for node in distinct if (found := node.collectives())})
-    exporters = f"{len(distinct)} {'exporter' if len(distinct) == 1 else 'exporters'}"
+    exporters = counted(len(distinct), "exporter")
     return WatchedScrapes(scrapes, exporters, min(seconds, time.monotonic() - begin)), several
 
 

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Scope
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_gpus
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, lost, no_limit
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
@@ -86,11 +86,8 @@ def lines(
 def _table(
     diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style, incidents: Sequence[DiagnosedIncident]
 ) -> Iterator[str]:
-    place, hit_by = order_of_causes(incidents), incident_words.hit_by(incidents)
-    shown = sorted(
-        filter(report.is_reported, diagnoses),
-        key=lambda each: (place(each), each.urgency, -round(lost(each.shares), 1)),
-    )
+    hit_by = incident_words.hit_by(incidents)
+    shown = sorted(filter(report.is_reported, diagnoses), key=order_of_gpus(incidents))
     head, *rows = aligned([cells(window, diagnosis, hit_by.get(diagnosis.device, "")) for diagnosis in shown], width)
     yield style(head, "title")
     for row, diagnosis in zip(rows, shown, strict=True):
@@ -121,7 +118,7 @@ def _block(
         yield text, "", "  ", "    "
     for text in report.processes(group, set()):
         yield text, "", "  ", "    "
-    for match in first.by_severity:
+    for match in first.matches:
         mode = match.mode
         yield (
             f"{mode.name} ({mode.severity.value}){_loss(group, diagnoses, match)}",

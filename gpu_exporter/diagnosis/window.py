@@ -49,12 +49,16 @@ def uuid_of(device: DeviceKey) -> str:
     return "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid
 
 
+# The job of which all GPUs are ranks with --one-job. It has no name that people know.
+ONE_JOB = "all"
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
 
 # Which network ports are nearest to a GPU, and which of them have a fault.
 _PORTS = (m.NIC_INFO.name, m.NIC_FAULT.name)
 _ACTIONS = {action.value: action for action in Action}
+# Series of XIDs that an exporter has of a GPU without any.
+_XIDS = (m.XID_EVENTS.name, m.XID_ERRORS.name, "DCGM_FI_DEV_XID_ERROR", m.EXP_XID_COUNT.name)
 
 # All families that signals are made of, or that identify a GPU and its owner.
 FAMILIES = tuple(
@@ -110,6 +114,8 @@ class DeviceIdentity:
     repairs: dict[str, Action] = field(default_factory=dict)
     # Other processes that use its CPUs, in words.
     neighbours: tuple[str, ...] = ()
+    # Whether its exporter reports XIDs, also while there are none.
+    xids_shown: bool = False
 
     @property
     def job(self) -> str:
@@ -117,9 +123,14 @@ class DeviceIdentity:
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
     @property
+    def job_name(self) -> str:
+        """The workload if it has a name; empty if it is unknown, or only said to be one job."""
+        return "" if self.workload == ONE_JOB else self.workload
+
+    @property
     def owner(self) -> str:
         """The pod with its namespace; the workload of a GPU without a pod."""
-        pod = self.pod or self.workload
+        pod = self.pod or self.job_name
         return f"{self.namespace}/{pod}" if self.namespace and pod else pod
 
     def over(self, earlier: DeviceIdentity, down: str, slices: float) -> DeviceIdentity:
@@ -137,6 +148,7 @@ class DeviceIdentity:
             ports=self.ports or earlier.ports,
             repairs=self.repairs,
             process=self.process or earlier.process,
+            xids_shown=self.xids_shown or earlier.xids_shown,
         )
 
 
@@ -403,6 +415,9 @@ def _identified(
             labels = of_labels.labels
             words = f"{labels.get('device', '')} port {labels.get('port', '')}"
             devices[of_labels.gpu].ports.setdefault(labels.get("fault", ""), []).append(words)
+    for name in _XIDS:
+        for of_labels in _read(columns, name):
+            devices[of_labels.gpu].xids_shown = True
     for of_labels in _read(columns, m.HEALTH_REASON.name):
         action = _ACTIONS.get(of_labels.labels.get("action", ""))
         if action:

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import duration, gpu_hours, measured, ranges
+from gpu_exporter.reports.numbers import agreeing, duration, gpu_hours, measured, ranges
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.diagnose import Diagnosis
@@ -83,6 +83,10 @@ def name_of(term: Leaf) -> str:
 
 
 def _over(term: Over, values: Sequence[float]) -> str:
+    return agreeing(_in_plural(term, values))
+
+
+def _in_plural(term: Over, values: Sequence[float]) -> str:
     signal, window = term.signal, f" (last {duration(term.window)})"
     amount = _range(signal.unit, values, CODES.get(signal))
     match term.fn:

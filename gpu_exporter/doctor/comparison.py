@@ -21,6 +21,7 @@ from gpu_exporter.pipeline.accumulator import INTEGRALS
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.renderer import number
 from gpu_exporter.pipeline.settings import CollectionSettings
+from gpu_exporter.reports.numbers import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +374,7 @@ def as_dict(result: Comparison) -> dict[str, Any]:
 
 def lines(result: Comparison) -> Iterable[str]:
     """Yield a table: first what is the same, then what only one source has, last what differs."""
-    yield f"a: {result.a}, b: {result.b}; {result.gpus} GPU{'s' * (result.gpus != 1)} in both, {result.seconds:g} s"
+    yield f"a: {result.a}, b: {result.b}; {counted(result.gpus, 'GPU')} in both, {result.seconds:g} s"
     table: list[tuple[str, ...]] = [("GPU", "METRIC", "COMPARED", "A", "B", "DIFFERENCE", "TOLERANCE", "VERDICT")]
     for agreement in Agreement:
         table += [_cells(row) for row in result.metrics if row.agreement is agreement]

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.faults import TELEMETRY, pcie_capacity, silent
+from gpu_exporter.catalogue.faults import DOWN, TELEMETRY, pcie_capacity, silent
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.catalogue.profiling_support import INSTEAD, PERMISSION, WITH_DCGM, WITH_GPM, why_never_profiled
 from gpu_exporter.doctor import machine
@@ -96,7 +96,7 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     up = [status for status in snapshot.gpus if status.up]
     level = FindingLevel.FAIL if not up else FindingLevel.WARN if len(up) < expected else FindingLevel.OK
     of_driver = level is not FindingLevel.OK and not all(s.up or s.reason in TELEMETRY for s in snapshot.gpus)
-    cure = "`dmesg | grep -i nvrm` says what happened to the others" if of_driver else ""
+    cure = "read `dmesg | grep -i nvrm`: it says what happened to the others" if of_driver else ""
     missing = "".join(f"; missing: {gpu}" for gpu in health.missing_gpus(snapshot))
     findings.append(Finding("driver", level, f"GPUs that answer: {len(up)} of {expected}{missing}", cure))
     drivers = {status.gpu.driver for status in up if status.gpu.driver}
@@ -119,9 +119,11 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     """Yield the findings on one GPU, without its name."""
     gpu = status.gpu
     if not status.up:
-        known = f"does not answer: {status.reason}"
-        what = f"not read: {TELEMETRY[status.reason]}" if status.reason in TELEMETRY else known
-        yield Finding("gpu", FindingLevel.WARN, what, CURES.get(status.reason, CURES["unknown"]))
+        reason = status.reason if status.reason in {**TELEMETRY, **DOWN} else "unknown"
+        what = f"not read: {TELEMETRY[reason]}" if reason in TELEMETRY else f"does not answer: {DOWN[reason].words}"
+        if reason == "unknown":
+            what = DOWN[reason].words.removeprefix("it ")
+        yield Finding("gpu", FindingLevel.WARN, what, CURES.get(reason, ""))
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
     choice = next((dict(s.labels) for s, _ in snapshot.samples if s.metric is m.SOURCE_INFO and s.gpu == gpu), {})
@@ -134,13 +136,13 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     )
     yield from _choice(choice.get("reason", ""), why_never_profiled(gpu))
     yield from link_notes(values)
-    by_reason: dict[tuple[FindingLevel, str], list[str]] = defaultdict(list)
+    by_reason: dict[tuple[FindingLevel, str, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:
         if series.metric is m.SUPPORTED and series.gpu == gpu:
             labels = dict(series.labels)
             by_reason[_why(BY_KEY[labels["metric"]], labels["reason"], gpu, values)].append(labels["metric"])
-    for (level, why), names in by_reason.items():
-        yield Finding("gpu", level, f"no {first_of(names, 3)}", why)
+    for (level, why, cure), names in by_reason.items():
+        yield Finding("gpu", level, f"no {first_of(names, 3)}: {why}", cure)
     if values.get(m.PERSISTENCE) == 0:
         yield Finding(
             "gpu", FindingLevel.WARN, "persistence mode is off", "`nvidia-smi -pm 1`, or run nvidia-persistenced"
@@ -178,7 +180,7 @@ def _choice(reason: str, never: str) -> Iterable[Finding]:
         )
     elif reason:
         why = reason.removeprefix("no_gpm_and_dcgm_").replace("_", " ")
-        cure = "`gpu-exporter doctor --source dcgm` says why"
+        cure = "run `gpu-exporter doctor --source dcgm` to see why"
         yield Finding(
             "source",
             FindingLevel.WARN,
@@ -218,85 +220,91 @@ REPAIRS = {
     Action.REPLACE: "drain it, and have the GPU replaced (RMA)",
 }
 CURES = {
-    "lost": "it fell off the bus: `dmesg | grep -i xid`, then reset or reboot",
-    "reset_required": "it asks for a reset: drain the node, then `nvidia-smi --gpu-reset`",
-    "stalled": "a call into the driver does not return: `dmesg | grep -i nvrm`; usually only a reboot helps",
+    "lost": "read `dmesg | grep -i xid`, then reset the GPU or reboot the node",
+    "gone": "read `dmesg | grep -i xid`, then reboot the node",
+    "reset_required": "drain the node, then `nvidia-smi --gpu-reset`",
+    "stalled": "read `dmesg | grep -i nvrm`; usually only a reboot helps",
     "no_permission": "check the permissions of /dev/nvidia*, or run as a user who may open them",
-    "source_lost": "see the log of the host engine or of gpu-exporter; a host engine that hangs must be restarted",
+    "source_lost": "read the log of the host engine or of gpu-exporter; restart a host engine that hangs",
     "unread": "wait, and try again; a host engine at 100 % of a core (`top`) is overloaded",
-    "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`; restart a container in which no GPU answers",
+    "unknown": "read `dmesg | grep -i nvrm`; restart a container in which no GPU answers",
 }
 
-# Why a value is missing, for reasons other than an error of NVML.
+# Why a value is missing, for reasons other than an error of NVML, and the fix.
 OF_ANSWERS = {
-    "no_field": (FindingLevel.NOTE, "DCGM has no field for it"),
+    "no_field": (FindingLevel.NOTE, "DCGM has no field for it", ""),
     "interval_too_long": (
         FindingLevel.NOTE,
-        "the driver does not keep its samples as long as --interval is: use at most 10s, for energy 2s",
+        "the driver does not keep its samples for as long as --interval is",
+        "use an --interval of at most 10s, for energy 2s",
     ),
-    "no_module": (FindingLevel.NOTE, "this host engine lacks the module for it: see `dcgmi modules -l`"),
+    "no_module": (FindingLevel.NOTE, "the host engine lacks the module for it", "see `dcgmi modules -l`"),
     "no_value": (
         FindingLevel.NOTE,
         "the driver has no value for it, or only an impossible 0: not supported by this GPU or driver",
+        "",
     ),
-    "unknown_field": (FindingLevel.NOTE, "this host engine does not know the field; a newer DCGM may"),
+    "unknown_field": (FindingLevel.NOTE, "the host engine does not know the field", "try a newer DCGM"),
     "hostengine_overloaded": (
         FindingLevel.WARN,
-        "the host engine falls behind, so it is asked for less, and for everything again later",
+        "the host engine falls behind, so it is asked for less",
+        "wait: it is asked for everything again later",
     ),
-    "no_room": (FindingLevel.WARN, "the host engine cannot hold more groups: `dcgmi fieldgroup -l` lists them"),
+    "no_room": (FindingLevel.WARN, "the host engine cannot hold more groups", "see `dcgmi fieldgroup -l`"),
     "paused": (
         FindingLevel.WARN,
-        "another tool uses the GPU's counters (Nsight, CUPTI, another DCGM); the values return when it ends",
+        "another tool uses the GPU's counters (Nsight, CUPTI, another DCGM)",
+        "wait until that tool has ended",
     ),
     "no_profiling_module": (
         FindingLevel.WARN,
-        "the host engine lacks the profiling module, which GPUs older than Hopper need: install"
-        f" datacenter-gpu-manager-4-proprietary; {PERMISSION}",
+        "the host engine lacks the profiling module, which GPUs older than Hopper need",
+        f"install datacenter-gpu-manager-4-proprietary; {PERMISSION}",
     ),
-    "profiling_not_supported": (FindingLevel.NOTE, "DCGM cannot profile this GPU"),
-    "profiling_library_error": (FindingLevel.WARN, "DCGM's profiling library fails: see the log of nv-hostengine"),
+    "profiling_not_supported": (FindingLevel.NOTE, "DCGM cannot profile this GPU", ""),
+    "profiling_library_error": (FindingLevel.WARN, "DCGM's profiling library fails", "see the log of nv-hostengine"),
     "too_many_profiling_fields": (
         FindingLevel.WARN,
-        "the GPU cannot count all of these at once: see `dcgmi profile -l`",
+        "the GPU cannot count all of these at once",
+        "see `dcgmi profile -l`",
     ),
-    "driver_too_old": (FindingLevel.WARN, "the driver is too old for DCGM's profiling"),
-    "requires_root": (FindingLevel.WARN, f"nv-hostengine may not profile: {PERMISSION}"),
+    "driver_too_old": (FindingLevel.WARN, "the driver is too old for DCGM's profiling", "install a newer driver"),
+    "requires_root": (FindingLevel.WARN, "nv-hostengine may not profile", PERMISSION),
 }
 
 
-def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float]) -> tuple[FindingLevel, str]:
-    """Return why a metric is missing; the level is NOTE if that is expected."""
+def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float]) -> tuple[FindingLevel, str, str]:
+    """Return why a metric is missing, and the fix; the level is NOTE if it is expected to be missing."""
     if metric.sum_of:
         return _why(metric.sum_of[0], outcome, gpu, values)
     architecture = dict(gpu.info).get("architecture", "")
     never = why_never_profiled(gpu) if isinstance(metric.nvml, Gpm) else ""
     if never:
-        return FindingLevel.NOTE, never
+        return FindingLevel.NOTE, never, ""
     if outcome in OF_ANSWERS:
         return OF_ANSWERS[outcome]
     if outcome == "no_permission":
-        return FindingLevel.WARN, "no permission: run as root, or with CAP_SYS_ADMIN"
+        return FindingLevel.WARN, "no permission", "run as root, or with CAP_SYS_ADMIN"
     if outcome == "not_recorded":
-        return FindingLevel.NOTE, "not in the recording"
+        return FindingLevel.NOTE, "not in the recording", ""
     if outcome == "not_simulated":
-        return FindingLevel.NOTE, "not simulated: no packaged recording has it"
+        return FindingLevel.NOTE, "not simulated, because no packaged recording has it", ""
     if m.NVLINK_COUNT not in values and (
         metric.entity is EntityKind.NVLINK or isinstance(metric.nvml, LinkSum) or metric is m.NVLINK_COUNT
     ):
-        return FindingLevel.NOTE, "no NVLink: the GPU has none, or it is not passed through to this machine"
+        return FindingLevel.NOTE, "the GPU has no NVLink, or it is not passed through to this machine", ""
     if isinstance(metric.nvml, Gpm):
         if values.get(m.MIG_MODE) == 1:
-            return FindingLevel.NOTE, "in MIG mode the counters belong to the instances, not to the GPU"
+            return FindingLevel.NOTE, "in MIG mode the counters belong to the instances, not to the GPU", ""
         if architecture in WITH_GPM:
-            return FindingLevel.WARN, "this driver does not support these GPM counters; a newer one may"
+            return FindingLevel.WARN, "this driver does not support these GPM counters", "try a newer driver"
         if m.SM_ACTIVE in values:
-            return FindingLevel.NOTE, f"{architecture} GPUs have no GPM, and DCGM has no field for it"
-        return FindingLevel.WARN, f"{architecture} GPUs have no GPM, but DCGM can profile them: {WITH_DCGM}"
+            return FindingLevel.NOTE, f"{architecture} GPUs have no GPM, and DCGM has no field for it", ""
+        return FindingLevel.WARN, f"{architecture} GPUs have no GPM, but DCGM can profile them", WITH_DCGM
     if metric is m.FAN:
-        return FindingLevel.NOTE, "the GPU has no fan of its own"
+        return FindingLevel.NOTE, "the GPU has no fan of its own", ""
     if metric in (m.RETIRED_SBE, m.RETIRED_DBE, m.RETIRED_PENDING):
-        return FindingLevel.NOTE, "Ampere and newer GPUs remap rows instead of retiring pages"
+        return FindingLevel.NOTE, "Ampere and newer GPUs remap rows instead of retiring pages", ""
     if metric in m.ECC_LOCATIONS:
-        return FindingLevel.NOTE, "this GPU does not count errors at this location"
-    return FindingLevel.NOTE, "not supported by this GPU or driver"
+        return FindingLevel.NOTE, "this GPU does not count errors at this location", ""
+    return FindingLevel.NOTE, "not supported by this GPU or driver", ""

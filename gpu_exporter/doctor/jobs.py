@@ -74,8 +74,11 @@ def why_silent(path: Path | None, page: Callable[[], str], job: str) -> list[Fin
 
 
 def _unasked(level: FindingLevel, error: Exception) -> Finding:
-    what = f"what became of messages of training loops is unknown: {error}"
-    return Finding(TOPIC, level, what, "run `serve` with the same settings as this command")
+    why = str(error).partition(": is it running?")[0]  # doctor has no --url
+    what = f"the running exporter cannot be asked what became of messages of training loops: {why}"
+    return Finding(
+        TOPIC, level, what, "start `serve` with the settings of this command, or give the --address of the exporter"
+    )
 
 
 def _reached(path: Path) -> list[Finding]:

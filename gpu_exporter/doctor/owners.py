@@ -15,6 +15,7 @@ from gpu_exporter.owners import resource_slices as slices
 from gpu_exporter.owners.choice import kubelet_of, node_query
 from gpu_exporter.owners.jobs import JobFiles
 from gpu_exporter.owners.settings import OwnerSettings
+from gpu_exporter.reports.numbers import counted
 
 PATIENCE = 0.8
 TOPIC = "attribution"
@@ -37,7 +38,8 @@ def checks(settings: OwnerSettings, environ: Mapping[str, str] = os.environ) -> 
         selected.append(check(lambda: _listed(settings, environ, slices.path, "ResourceSlices")))
     if settings.hpc_job_mapping_dir:
         files = JobFiles(settings.hpc_job_mapping_dir, settings.procfs)
-        selected.append(check(lambda: f"{settings.hpc_job_mapping_dir} has jobs for {len(files.ask())} GPUs"))
+        of_jobs = settings.hpc_job_mapping_dir
+        selected.append(check(lambda: f"{of_jobs} has jobs for {counted(len(files.ask()), 'GPU')}"))
     return tuple(selected)
 
 
@@ -56,7 +58,7 @@ def _kubelet(settings: OwnerSettings) -> str:
         kubelet.close()
     owners = [(allocated.namespace, allocated.pod) for allocated in listing.allocated]
     owners += [(claimed.namespace, claimed.pod) for claimed in listing.claimed]
-    return f"kubelet lists {len(owners)} devices of {len(set(owners))} pods"
+    return f"kubelet lists {counted(len(owners), 'device')} of {counted(len(set(owners)), 'pod')}"
 
 
 def _listed(settings: OwnerSettings, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
@@ -68,4 +70,4 @@ def _listed(settings: OwnerSettings, environ: Mapping[str, str], path: Callable[
     if path is pods.path and not items:  # at least this pod runs on the node
         message = f"the API server lists no pod of the node {settings.node_name or environ.get('NODE_NAME', '')}"
         raise LookupFailed("not_found", message, fix="set GPU_EXPORTER_NODE_NAME from spec.nodeName")
-    return f"the API server lists {len(items)} {what} of this node"
+    return f"the API server lists {counted(len(items), what.removesuffix('s'))} of this node"

@@ -122,7 +122,16 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterable[str]:
         lines.setdefault((lead, why, tuple(indices_of_gap)), []).append(what)
     for (lead, why, same), whats in lines.items():
         who = "every GPU" if len(same) == len(verdicts) > 1 else f"GPU {', '.join(map(str, same))}"
-        yield f"{who}: {lead}no value for {', '.join(whats)}: {why}"
+        yield f"{who}: {lead}no value for {_listed(whats)}: {why}"
+
+
+def _listed(whats: Sequence[str]) -> str:
+    """Return what has no value; the metrics of the same thing together: row remapping (A, B)."""
+    metrics: dict[str, list[str]] = {}
+    for what in whats:
+        thing, _, metric = what.removesuffix(")").partition(" (")
+        metrics.setdefault(thing, []).extend([metric] if metric else [])
+    return ", ".join(thing + (f" ({', '.join(names)})" if names else "") for thing, names in metrics.items())
 
 
 def _why(gap: Unknown) -> str:

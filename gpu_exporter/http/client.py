@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from gpu_exporter.http.negotiation import OPENMETRICS
 from gpu_exporter.io.decoding import gunzip, json_as, printable
 from gpu_exporter.io.file_access import FileWorker
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 
 # For a whole exchange, from name resolution to the last byte. Longer than `release` and `resume` take to report that a
 # driver call is stuck.
@@ -325,7 +325,7 @@ def _said(body: bytes) -> str:
 
 
 def _not_a_url(text: str) -> GpuExporterError:
-    return GpuExporterError(f"{text!r} is not a URL; use for example http://localhost:9400")
+    return WrongUsage(f"{text!r} is not a URL; use for example http://localhost:9400")
 
 
 def _content(path: Path, fix: str) -> str:

@@ -14,6 +14,10 @@ class GpuExporterError(Exception):
         self.message, self.fix = message, fix
 
 
+class WrongUsage(GpuExporterError):
+    """What the user gave cannot be used: a value, a file that does not exist, or options that contradict each other."""
+
+
 class GpuLost(GpuExporterError):
     """A GPU stopped answering; affects only that GPU.
 

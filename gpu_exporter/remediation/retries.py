@@ -47,7 +47,7 @@ class JobRetries:
             return f"{job}: {what}; raise it, or {cure}" if spent else ""
         if self.failed + len(pods) <= self.limit:
             return ""
-        count = f"{self.failed} pods have failed, and {len(pods)} would be evicted"
+        count = f"{self.failed} pod{' has' if self.failed == 1 else 's have'} failed, and {len(pods)} would be evicted"
         return f"{job} would fail: its backoffLimit is {self.limit}, {count}; raise it, or {cure}"
 
 

@@ -8,6 +8,7 @@ writes numbers in the same way (`live_page/static/format.js`).
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Sequence
 
@@ -17,6 +18,11 @@ LATEST = 253402300799.0
 _LARGE_TIMES = (("d", 86400), ("h", 3600), ("min", 60))
 _BINARY = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+# A count of 1, and the noun that it counts: not of a range, nor the end of another number.
+_OF_ONE = re.compile(
+    r"(?<![\d.,-])(?<!to )\b1 (?!of )((?:[\w-]+ ){0,3}?)"
+    r"(errors|recoveries|replays|NVLinks|banks|rows|lanes|times|CPUs|workers)\b( wait\b)?"
+)
 # What rounds to so much of a unit is written in this unit.
 _NEARLY_ONE = 0.9995
 
@@ -24,6 +30,22 @@ _NEARLY_ONE = 0.9995
 def capitalised(text: str) -> str:
     """Return a text with a capital first letter, the others as they are."""
     return text[:1].upper() + text[1:]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return how many there are: 1 node, 3 nodes. The plural of the noun ends in s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def agreeing(text: str) -> str:
+    """Return a text with a count in the plural so that it agrees with a count of 1: 1 ECC errors -> 1 ECC error."""
+
+    def singular(found: re.Match[str]) -> str:
+        words, noun, verb = found.groups()
+        noun = f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
+        return f"1 {words}{noun}{' waits' if verb else ''}"
+
+    return re.sub(r"(?<!\d)1 of its NVLinks are", "1 of its NVLinks is", _OF_ONE.sub(singular, text))
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import Hostengine, choice, nearest
-from gpu_exporter.model.errors import GpuExporterError, SourceLost
+from gpu_exporter.model.errors import SourceLost, WrongUsage
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.dcgm import places as dcgm_places
@@ -67,9 +67,7 @@ def make_sources(config: Config) -> Mapping[str, Source]:
             log.warning("--%s is ignored: NVSwitches and CPUs need --source dcgm", setting.replace("_", "-"))
     devices = config.devices
     if devices.kind == "i" and devices.chosen and not reads_dcgm:
-        raise GpuExporterError(
-            "--devices i:…: numbers of GPU instances are DCGM's: needs --source dcgm; or use i alone"
-        )
+        raise WrongUsage("--devices i:…: numbers of GPU instances are DCGM's: needs --source dcgm; or use i alone")
     if devices.kind != "g" or not devices.chosen:
         return sources
     return {node: Subset(source, devices.chosen) for node, source in sources.items()}
@@ -79,7 +77,7 @@ def _make_all(config: Config) -> Mapping[str, Source]:
     try:
         choice(*SOURCE_KINDS)(config.source)
     except ValueError as error:
-        raise GpuExporterError(f"--source: {error}") from error
+        raise WrongUsage(f"--source: {error}") from error
     refuse_unread(config)
     made = FACTORIES[config.source](config)
     return made if isinstance(made, Mapping) else {node_name(config, made.name, os.environ): made}
@@ -90,7 +88,7 @@ def refuse_unread(config: Config) -> None:
     for reserved in RESERVED:
         for setting in reserved.settings if config.source not in reserved.sources else ():
             if _is_set(config, setting):
-                raise GpuExporterError(f"--{setting.replace('_', '-')} {reserved.needs}")
+                raise WrongUsage(f"--{setting.replace('_', '-')} {reserved.needs}")
 
 
 def _is_set(config: Config, setting: str) -> bool:
@@ -155,7 +153,7 @@ def source_by_name(config: Config, name: str) -> Source:
     """
     kind, _, file = name.partition(":")
     if file and kind != REPLAY.name:
-        raise GpuExporterError(f"{name}: only replay has a file after its name, such as replay:gpus.jsonl.gz")
+        raise WrongUsage(f"{name}: only replay has a file after its name, such as replay:gpus.jsonl.gz")
     unread = [setting for reserved in RESERVED if kind not in reserved.sources for setting in reserved.settings]
     of_kind = replace(config, source=kind, recording=Path(file) if file else config.recording)
     return make_source(replace(of_kind, **{setting: getattr(Config(), setting) for setting in unread}))
@@ -206,9 +204,7 @@ def _simulated(config: Config) -> Mapping[str, Source]:
     from gpu_exporter.sources.simulated.workload import workloads
 
     if config.nodes > 1 and config.node_name:
-        raise GpuExporterError(
-            "--node-name names one node, but several are simulated (node-000 and so on): leave it out"
-        )
+        raise WrongUsage("--node-name names one node, but several are simulated (node-000 and so on): leave it out")
     settings = FleetSettings(config.nodes, config.gpus, config.seed, config.faults, config.inject)
     sources = fleet(settings, workloads(sorted(PACKAGED.glob("*.jsonl.gz"))))
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
@@ -245,14 +241,14 @@ def recording(named: Path | None) -> Path:
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     names = ", ".join(packaged)
     if named is None:
-        raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
+        raise WrongUsage(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
     try:
         named.stat()
     except FileNotFoundError as error:
         if str(named) in packaged:
             return packaged[str(named)]
         hint = nearest(str(named), packaged)
-        raise GpuExporterError(
+        raise WrongUsage(
             f"recording {named}: no such file; use a file or one of the packaged recordings: {names}{hint}"
         ) from error
     except OSError:  # reading the file reports it

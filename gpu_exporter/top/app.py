@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError, WrongUsage
 from gpu_exporter.top.lines import glyphs
 from gpu_exporter.top.terminal import ENDS, Terminal
 
@@ -60,7 +60,7 @@ class _Starter(threading.Thread):
 def run(make: Callable[[], Feed]) -> bool:
     """Show the feed until the user quits. Return False if a driver call is stuck. Raises GpuExporterError."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise GpuExporterError(
+        raise WrongUsage(
             "top needs a terminal; use `gpu-exporter diagnose`, or `gpu-exporter top --once --recording FILE`"
         )
     logging.disable(logging.WARNING)  # the view shows what would be logged

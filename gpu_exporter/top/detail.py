@@ -82,7 +82,7 @@ def _findings(row: GpuRow, width: int, view: View) -> Iterator[Line]:
     diagnosis = row.diagnosis
     if diagnosis is None:
         return
-    for match in diagnosis.by_severity:
+    for match in diagnosis.matches:
         numbers = ", ".join(because(match, [diagnosis], set()))
         yield from _finding(match.mode, numbers, row.explained.get(match.mode.name, ""), width, view)
 

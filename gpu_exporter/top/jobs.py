@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpu_exporter.diagnosis.diagnose import rank_of
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.words import named
@@ -68,9 +69,10 @@ def _lost(ranks: Sequence[GpuRow]) -> float:
 
 def _finding(ranks: Sequence[GpuRow]) -> Span:
     """Return the most severe finding, with the GPUs that have it."""
-    matches = [(row, match.mode) for row in ranks if row.diagnosis for match in row.diagnosis.matches]
-    if not matches:
+    diagnosed = [(row, row.diagnosis) for row in ranks if row.diagnosis]
+    found = [(row, match.mode, rank_of(match, each.shares)) for row, each in diagnosed for match in each.matches]
+    if not found:
         return Span(ABSENT, "dim")
-    worst = min((mode for _, mode in matches), key=lambda mode: mode.severity.place)
-    hit = [(row.index, row.key.instance) for row, mode in matches if mode.name == worst.name]
+    worst = min(found, key=lambda of: of[2])[1]
+    hit = [(row.index, row.key.instance) for row, mode, _ in found if mode.name == worst.name]
     return Span(f"{worst.name} on {named(hit)}", STYLES[worst.severity.value])

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis.diagnose import rank
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import whole_duration
+from gpu_exporter.reports.numbers import counted, whole_duration
 from gpu_exporter.top.detail import detail, hit_by_incident, lasted
 from gpu_exporter.top.jobs import job_lines
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
@@ -44,9 +45,9 @@ ABOUT = (
 
 def _urgency(row: GpuRow, place: float = 0) -> tuple[float, ...]:
     """Return the place of a GPU among others: `place`, that of the first incident that it causes, then its own."""
-    worst = row.diagnosis.urgency if row.diagnosis else len(Severity)
+    own = row.diagnosis.rank if row.diagnosis else rank(None, 0.0)
     is_down = bool(row.gone or row.down)
-    return (place, not is_down, row.health != UNHEALTHY, row.health != DEGRADED, worst, -round(_lost(row), 1))
+    return (place, not is_down, row.health != UNHEALTHY, row.health != DEGRADED, *own)
 
 
 def _is_sick(row: GpuRow) -> bool:
@@ -193,16 +194,15 @@ class Screen:
     def _rows(self, view: View) -> list[GpuRow]:
         wanted, key = self.filter.lower(), ORDERS[self.order]
         rows = [row for row in view.gpus if not wanted or wanted in _searched(row)]
-        if key is _urgency:  # in the order of their incidents, as on the page
-            urgent = [each for each in view.incidents if each["severity"] != "info"]
+        if key is _urgency:  # in the order of their incidents, as in `diagnose`
             places = {
                 (gpu.get("UUID"), gpu.get("GPU_I_ID", "")): place
-                for place, each in reversed(list(enumerate(urgent)))
+                for place, each in reversed(list(enumerate(view.incidents)))
                 for gpu in each["culprits"]
             }
             # A GPU that is lost or unhealthy without one is behind the critical ones.
-            sick = sum(each["severity"] == Severity.CRITICAL.value for each in urgent) - 0.5
-            others = {row.key: sick if _is_sick(row) else len(urgent) for row in rows}
+            sick = sum(each["severity"] == Severity.CRITICAL.value for each in view.incidents) - 0.5
+            others = {row.key: sick if _is_sick(row) else len(view.incidents) for row in rows}
             rows.sort(key=lambda row: _urgency(row, places.get((row.key.uuid, row.key.instance), others[row.key])))
         elif key:
             rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
@@ -210,7 +210,7 @@ class Screen:
 
     def _head(self, view: View, now: float) -> list[Line]:
         width = self.size[0]
-        count = f"{len(view.gpus)} GPU{'s' * (len(view.gpus) != 1)}"
+        count = counted(len(view.gpus), "GPU")
         missing = f", {view.missing} missing" if view.missing else ""
         clock = time.strftime("%H:%M:%S", time.localtime(now))
         left = f"gpu-exporter top  {view.origin}  {count}{missing}"

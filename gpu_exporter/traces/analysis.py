@@ -14,6 +14,7 @@ import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.reports.numbers import counted
 from gpu_exporter.traces.advice import advice, merged, of_communication, of_straggler
 from gpu_exporter.traces.collectives import calls_of, collective_times, rank_step, straggler_of
 from gpu_exporter.traces.details import NO_FRAMES, gpu_stacks, timeline
@@ -195,7 +196,7 @@ def no_gpu_events(summaries: Sequence[RankSummary]) -> str:
         return f"{files}: truncated before the first GPU event: copy it again when it is written completely"
     if dropped:
         reason, count = dropped.most_common(1)[0]
-        return f"{files}: no GPU events, but {count} events {reason}: {fix}"
+        return f"{files}: no GPU events, but {counted(count, 'event')} {reason}: {fix}"
     if launches := sum(each.launches for each in summaries):
         return (
             f"{files}: no GPU events, although the host launched {launches} kernels: the profiler could not record the"

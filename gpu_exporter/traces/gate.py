@@ -14,7 +14,7 @@ from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import read
 from gpu_exporter.io.user_text import quoted
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import duration, exact, signed_percent
+from gpu_exporter.reports.numbers import counted, duration, exact, signed_percent
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 
 MOST_BASELINE_BYTES = 256 << 20
@@ -122,7 +122,8 @@ def regressions(result: AnalysisResult, before: Baseline, most: float) -> list[s
     now = {(rank.rank, rank.device): rank for rank in result.ranks}
     if earlier.keys() != now.keys():
         raise GpuExporterError(
-            f"the baseline has {len(earlier)} ranks and the traces {len(now)}, or other numbers: compare the same job"
+            f"the baseline has {counted(len(earlier), 'rank')} and the traces {len(now)}, or other numbers: "
+            "compare the same job"
         )
     lines = []
     for key, rank in now.items():

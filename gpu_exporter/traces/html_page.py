@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.reports import html_document
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, frame, legend, page_head, safe_text, table
-from gpu_exporter.reports.numbers import binary_size, duration, percent
+from gpu_exporter.reports.numbers import binary_size, counted, duration, percent
 from gpu_exporter.traces.details import BINS
 from gpu_exporter.traces.model import Column
 from gpu_exporter.traces.result import AnalysisResult, RankResult, RankTimeline
@@ -88,7 +88,7 @@ def _document(result: AnalysisResult) -> Iterator[str]:
     for file in result.truncated:
         yield f"<p>Truncated: {safe_text(file)} ends in the middle of an event.</p>\n"
     for reason, count in result.dropped_reasons.items():
-        yield f"<p>Not analysed: {count} events {safe_text(reason)}</p>\n"
+        yield f"<p>Not analysed: {counted(count, 'event')} {safe_text(reason)}</p>\n"
     yield from analysis_foot(result.to_json())
 
 
@@ -187,7 +187,7 @@ def _causes(rank: RankResult) -> Iterator[str]:
         words = safe_text(TRACE_WORDS[TraceCause(cause.cause)])
         rows.append((f"{words}{frames}", percent(cause.share), duration(cause.seconds)))
     yield f"<h3>Why the GPU was idle ({percent(rank.idle_ratio)} of {duration(rank.span_seconds)})</h3>\n"
-    yield from table(("cause", "share", "time"), rows, "Causes of idle time")
+    yield from table(("cause", "share of the span", "time"), rows, "Causes of idle time")
 
 
 def _operators(rank: RankResult) -> Iterator[str]:
@@ -214,7 +214,7 @@ def _waiting(rank: RankResult) -> Iterator[str]:
         frames = "".join(f"<br>{frame(each)}" for each in waiting.frames[:1])
         rows.append((f"{safe_text(for_whom(waiting))}{frames}", percent(waiting.share), duration(waiting.seconds)))
     yield "<h3>For whom it waited in collectives</h3>\n"
-    yield from table(("rank", "share", "time"), rows, f"Waiting of rank {rank.rank}")
+    yield from table(("rank", "share of the span", "time"), rows, f"Waiting of rank {rank.rank}")
 
 
 def _kernels(rank: RankResult) -> Iterator[str]:
@@ -228,4 +228,4 @@ def _kernels(rank: RankResult) -> Iterator[str]:
         for kernel in rank.top_kernels[:MOST_KERNELS]
     ]
     yield "<h3>Kernels with most time</h3>\n"
-    yield from table(("kernel", "share", "time", "launches"), rows, f"Kernels of rank {rank.rank}")
+    yield from table(("kernel", "share of GPU time", "time", "launches"), rows, f"Kernels of rank {rank.rank}")

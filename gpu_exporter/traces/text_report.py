@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import binary_size, capitalised, duration, percent, scaled
+from gpu_exporter.reports.numbers import binary_size, capitalised, counted, duration, percent, scaled
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, OperatorRate, RankResult, WaitingFor
@@ -93,6 +93,7 @@ def _idle(rank: RankResult) -> Iterator[str]:
     yield ""
     share = f"{percent(rank.idle_ratio)} of {duration(rank.span_seconds)}"
     yield f"Why GPU {rank.device} of rank {rank.rank} was idle ({share})"
+    yield f"{_OF_SPAN}cause"
     for cause in rank.idle_causes[:MOST_CAUSES]:
         if cause.share < LEAST_SHARE:
             break
@@ -103,12 +104,18 @@ def _idle(rank: RankResult) -> Iterator[str]:
 
 def _kernels(rank: RankResult) -> Iterator[str]:
     yield ""
-    yield f"GPU time of rank {rank.rank} by class of kernel"
+    total = sum(of_class.seconds for of_class in rank.kernel_classes)
+    yield f"GPU time of rank {rank.rank}: {duration(total)} in all"
+    yield f"{_OF_ALL}class of kernel"
     for of_class in rank.kernel_classes[:MOST_CLASSES]:
         yield f"  {_part(of_class.share, of_class.seconds)}  {of_class.count:>8}  {of_class.name}"
-    yield "  and by kernel"
+    yield f"{_OF_ALL}kernel"
     for kernel in rank.top_kernels[:MOST_KERNELS]:
         yield f"  {_part(kernel.share, kernel.seconds)}  {kernel.count:>8}  {printable(kernel.name, MOST_LINE)}"
+
+
+# The titles of columns: what a share is of, the time, and how often.
+_OF_SPAN, _OF_ALL = " of span      time  ", "  of all      time  launches  "
 
 
 def _part(share: float, seconds: float) -> str:
@@ -158,6 +165,7 @@ def _waiting(rank: RankResult) -> Iterator[str]:
         return
     yield ""
     yield f"For whom rank {rank.rank} waited in collectives"
+    yield f"{_OF_SPAN}rank"
     for waiting in rank.waiting[:MOST_CAUSES]:
         if waiting.share < LEAST_SHARE:
             break
@@ -230,7 +238,7 @@ def _dropped(result: AnalysisResult) -> Iterator[str]:
     for file in result.truncated:
         yield f"Truncated: {printable(file, MOST_LINE)} ends in the middle of an event; what follows is missing"
     for reason, count in result.dropped_reasons.items():
-        yield f"Not analysed: {count} events {printable(reason, MOST_LINE)}"
+        yield f"Not analysed: {counted(count, 'event')} {printable(reason, MOST_LINE)}"
     if result.repaired_events:
         yield f"Repaired: {result.repaired_events} events that were not valid JSON"
 

@@ -33,4 +33,4 @@ def test_the_culprit_of_a_slow_job(serve: Serve) -> None:
     assert "GpuStragglerStarved" in [each["name"] for each in answer["findings"]]
     with stream(exporter) as response:
         sent = next(content for kind, content in events(response) if kind == "gpus")
-    assert [each["headline"]["severity"] for each in sent["gpus"] if each["index"] == "2"] == ["ticket"]
+    assert [each["headline"]["severity"] for each in sent["gpus"] if each["index"] == "2"] == ["warning"]

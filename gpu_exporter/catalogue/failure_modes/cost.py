@@ -249,8 +249,8 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "Pods in namespace {{ $labels.namespace }} wait for {{ $value }} GPUs ({{ $labels.resource }}): enough "
-        "are free, but not on one node",
+        "Pods in namespace {{ $labels.namespace }} wait for {{ $value }} GPU{{ if ne $value 1.0 }}s{{ end }} ({{ $labels.resource }}): "
+        "enough are free, but not on one node",
         "Move small pods together, so that one node has enough free GPUs, or let the job request fewer GPUs per pod.",
         Inject(series=FRAGMENTED),
         fleet="""sum by (cluster, namespace, resource) (

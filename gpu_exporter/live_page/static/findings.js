@@ -5,8 +5,8 @@ import { bar } from "./drawing.js";
 import { clock, gpuName, moment, quantity, sentence, since, words } from "./format.js";
 import { runbook } from "./summary.js";
 
-const TONES = { page: "bad", ticket: "warn", info: "idle" };
-const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
+const TONES = { critical: "bad", warning: "warn", info: "idle" };
+const SEVERITIES = { critical: "Critical", warning: "Warning", info: "Info" };
 
 /** Return the findings of a GPU, the worst first; the problems of its verdict if the server sends no findings. */
 export function findings(gpu, now) {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.io.user_text import duration, nearest
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import WrongUsage
 
 LOST, WEDGED, SLOW, RELOAD = KINDS = ("lost", "wedged", "slow", "reload")
 ANY = "*"
@@ -41,7 +41,7 @@ def parse(script: str, nodes: Sequence[str], gpus: int) -> tuple[ScriptedFault, 
         try:
             faults.append(_fault(text, nodes, gpus))
         except ValueError as error:
-            raise GpuExporterError(f"--faults: {text!r}: {error}") from error
+            raise WrongUsage(f"--faults: {text!r}: {error}") from error
     return tuple(faults)
 
 

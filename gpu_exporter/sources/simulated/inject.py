@@ -22,7 +22,7 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, 
 from gpu_exporter.catalogue.failure_modes.network import OF_FAULTS
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.io.user_text import nearest
-from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.errors import WrongUsage
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Kind, Metric, MetricSet, Pace
 from gpu_exporter.model.source import Device
@@ -73,7 +73,7 @@ def injections(text: str, nodes: Sequence[str], gpus: int) -> Mapping[str, NodeI
             try:
                 mode, node, gpu = _place(part, by_name, nodes, gpus)
             except ValueError as error:
-                raise GpuExporterError(f"--inject {part}: {error}") from error
+                raise WrongUsage(f"--inject {part}: {error}") from error
             wanted[node].append((gpu, mode))
     return {node: _injection(node, of_node, gpus) for node, of_node in wanted.items()}
 

@@ -204,5 +204,5 @@ def test_wrong_usage(arguments: tuple[str, ...], code: int, said: str) -> None:
 def test_simulated_gpus() -> None:
     """A simulation cannot compute."""
     ended = run("check", "--active", "--source", "simulated")
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "gpu-exporter: --active needs real GPUs: simulated and replayed ones cannot compute\n"

@@ -91,7 +91,7 @@ def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     assert all(each["measurements"]["sm_active"] <= 1 for each in answer["gpus"])
     slow = next(rank["id"] for job in answer["jobs"] for rank in job["ranks"] if rank["state"] == "waited_for")
     (entry,) = [each for each in answer["gpus"] if each["id"] == slow]
-    assert entry["headline"]["severity"] == "ticket"
+    assert entry["headline"]["severity"] == "warning"
     assert "GpuStragglerStarved" in [each["name"] for each in entry["findings"]]
     assert entry["headline"]["since"] <= answer["at"]
     told = json.loads(exporter.ask("GET", "/api/v1/incidents")[1])
@@ -152,7 +152,7 @@ def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
     until(lambda: [event["xid"] for event in entry("0")["xids"]] == [31], 30, "the XID")
     driver.lose(0)
     lost: Any = until(lambda: not (found := entry("0"))["up"] and found, 30, "the loss")
-    until(lambda: entry("0")["headline"]["severity"] == "page", 30, "the headline")
+    until(lambda: entry("0")["headline"]["severity"] == "critical", 30, "the headline")
     assert "bus" in entry("0")["headline"]["words"]
     assert lost["measurements"] == {} or lost["class"] is None
     assert entry("1")["up"]

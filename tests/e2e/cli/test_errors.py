@@ -115,7 +115,7 @@ def test_serve_prints_the_url_and_the_next_step(serve: Serve) -> None:
 @pytest.mark.parametrize("name", ["nope", "h200_worklods"])
 def test_an_unknown_recording_lists_the_packaged_ones(name: str) -> None:
     ended = run("once", "--source", "replay", "--recording", name)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert f"recording {name}: no such file; use a file or one of the packaged recordings: h200_work" in ended.stderr
     assert ("did you mean h200_workloads?" in ended.stderr) == (name != "nope")
 

@@ -241,6 +241,8 @@ def test_gpus_without_a_job(diagnosed: Diagnosed) -> None:
     )
     assert urgent(together) == [("GpuStragglerStarved", [("node-1", "1")])]
     (job,) = found(together)["jobs"]
+    assert job["job"] is None
+    assert "Ranks of the job:" in report.report_lines(together, every=False, verbose=False, price=None)
     assert sum(rank.get("state") == "waits" for rank in job["ranks"]) == 7
 
 

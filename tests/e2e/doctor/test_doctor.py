@@ -61,8 +61,9 @@ def test_gpus_without_gpm(tmp_path: Path) -> None:
     found = findings(ended)
     assert ended.returncode == 0
     assert found["GPU 0: NVIDIA A100-SXM4-80GB, no profiling metrics"][0] == "ok"
-    cures = [cure for level, cure in found.values() if level == "warn"]
-    assert f"Ampere GPUs have no GPM, but DCGM can profile them: {WITH_DCGM}" in cures
+    (lacks,) = [(what, cure) for what, (_, cure) in found.items() if "no GPM" in what and ": no DCGM" in what]
+    assert lacks[0].endswith(": Ampere GPUs have no GPM, but DCGM can profile them")
+    assert lacks[1] == WITH_DCGM
     assert levels(driver).count("warn") == 1
 
 
@@ -79,11 +80,11 @@ def test_every_fault_is_named_with_its_fix(tmp_path: Path) -> None:
     assert ended.returncode == 0
     for what, cure in {
         "GPUs that answer: 5 of 8": "dmesg",
-        "GPU 1: does not answer: lost": "fell off the bus",
-        "GPU 2: does not answer: stalled": "does not return",
-        "GPU 3: no DCGM_FI_DEV_POWER_USAGE": "no permission",
+        "GPU 1: does not answer: it fell off the bus": "reboot the node",
+        "GPU 2: does not answer: a driver call does not return": "only a reboot helps",
+        "GPU 3: no DCGM_FI_DEV_POWER_USAGE: no permission": "run as root",
         "GPU 4: persistence mode is off": "nvidia-smi -pm 1",
-        "GPU 5: does not answer: reset_required": "nvidia-smi --gpu-reset",
+        "GPU 5: does not answer: it refuses every call until it is reset": "nvidia-smi --gpu-reset",
     }.items():
         assert found[what][0] == "warn"
         assert cure in found[what][1]

@@ -103,7 +103,7 @@ def one_link_less(driver: FakeDriver) -> None:
     ("fault", "code", "said"),
     [
         (narrow_slot, 0, "GPUs: 1 healthy"),
-        (one_link_less, 3, "GPU 0: degraded: 1 of its NVLinks are down -> gpu_reset"),
+        (one_link_less, 3, "GPU 0: degraded: 1 of its NVLinks is down -> gpu_reset"),
     ],
 )
 def test_links_of_older_gpus(tmp_path: Path, fault: Callable[[FakeDriver], None], code: int, said: str) -> None:
@@ -253,6 +253,7 @@ def test_a_recording_without_these_rows(tmp_path: Path) -> None:
     ended = run("check", "--source", "replay", "--recording", "h200_workloads")
     assert ended.returncode == 1
     assert "not in the recording" in ended.stdout
+    assert ended.stdout.count("row remapping or page retirement") == 1
 
 
 def test_bad_list(driver: FakeDriver) -> None:

@@ -254,7 +254,7 @@ def test_doctor_also_tries_to_watch(node: FakeDriver, kubelet: FakeKubelet, api:
     """A role with `list` alone is not enough: labels would never change."""
     api.put(PODS, pod_object("p", UIDS[0]))
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--kubernetes-pods")
-    assert "the API server lists 1 pods" in run("doctor", *own, env={**node.environment, **api.environment}).stdout
+    assert "the API server lists 1 pod" in run("doctor", *own, env={**node.environment, **api.environment}).stdout
     api.may_watch = False
     ended = run("doctor", *own, env={**node.environment, **api.environment})
     assert "the service account needs the verbs list and watch" in ended.stdout

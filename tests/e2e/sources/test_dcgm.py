@@ -203,7 +203,7 @@ def test_no_gpus(tmp_path: Path) -> None:
 def test_flags_of_dcgm_need_dcgm() -> None:
     """Otherwise a user would assume that the host engine is read."""
     ended = run("once", "--source", "nvml", "--dcgm-hostengine", "localhost:5555")
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "--dcgm-hostengine needs --source dcgm" in ended.stderr
 
 

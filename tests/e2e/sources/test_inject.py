@@ -192,6 +192,6 @@ def test_once_with_injection(tmp_path: Path) -> None:
 def test_bad_injections_are_one_line(arguments: tuple[str, ...], line: str) -> None:
     """They are refused before the start, with the fix."""
     ended = run("serve", "--address", "127.0.0.1:0", *arguments)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
     assert line in ended.stderr

@@ -181,7 +181,7 @@ def test_once_and_doctor_read_one_node() -> None:
     ended = run("doctor", *SIMULATED)
     assert ended.returncode == 0
     assert "source simulated: simulated GPUs, without hardware; these are not the GPUs of this machine" in ended.stdout
-    assert "not simulated: no packaged recording has it" in ended.stdout
+    assert "not simulated, because no packaged recording has it" in ended.stdout
 
 
 def test_a_recording_of_it_can_be_played(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_once_has_the_classes_of_diagnose(recording: str) -> None:
 )
 def test_wrong_usage(arguments: tuple[str, ...], says: str) -> None:
     result = run("top", *arguments)
-    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
     assert says in result.stderr
 
 

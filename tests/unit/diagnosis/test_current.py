@@ -206,11 +206,11 @@ def test_headlines() -> None:
     problem = Problem(m.REMAP_FAILURE, 1.0, "a row remap has failed", Action.REPLACE, "row_remap_failed")
     broken = Verdict(gpu, (problem,))
     lost = GpuStatus(gpu, False, "lost")
-    assert headline(lost, broken, diagnosis)[:2] == ("page", "Lost: it fell off the bus")
-    assert headline(status, broken, diagnosis)[:2] == ("page", "A row remap has failed: replace the GPU")
+    assert headline(lost, broken, diagnosis)[:2] == ("critical", "Lost: it fell off the bus")
+    assert headline(status, broken, diagnosis)[:2] == ("critical", "A row remap has failed: replace the GPU")
     assert headline(GpuStatus(gpu, False, "released"), None, None).severity == "info"
     found = headline(status, None, diagnosis)
-    assert found == ("ticket", "This GPU slows down job train: it waits for its CPU or data", "GpuStragglerStarved")
+    assert found == ("warning", "This GPU slows down job train: it waits for its CPU or data", "GpuStragglerStarved")
     assert headline(status, None, None).severity == "unknown"
     entry = next(each for each in findings(diagnosis) if each["name"] == "GpuStragglerStarved")
     assert entry["words"] == found.words
@@ -220,10 +220,10 @@ def test_headlines() -> None:
 @pytest.mark.parametrize(
     ("values", "severity", "advice"),
     [
-        ({m.POWER: 395.0, m.POWER_LIMIT: 400.0}, "ticket", "Raise the power limit of this GPU"),
-        ({m.POWER: 560.0, m.POWER_LIMIT: 700.0}, "ticket", "Move the job to another GPU if"),
+        ({m.POWER: 395.0, m.POWER_LIMIT: 400.0}, "warning", "Raise the power limit of this GPU"),
+        ({m.POWER: 560.0, m.POWER_LIMIT: 700.0}, "warning", "Move the job to another GPU if"),
         ({m.POWER: 675.0, m.POWER_LIMIT: 700.0}, "info", "no fault. Balance the work"),
-        ({m.POWER: 560.0}, "ticket", "Compare the power limits of the ranks"),
+        ({m.POWER: 560.0}, "warning", "Compare the power limits of the ranks"),
     ],
 )
 def test_the_advice_about_a_straggler_follows_from_its_power(values: Values, severity: str, advice: str) -> None:

@@ -15,7 +15,7 @@ from tests.support.table import table_test
 class Unnamed:
     """The identity of a GPU without a workload."""
 
-    workload = ""
+    job_name = ""
     ports: Mapping[str, Sequence[str]] = MappingProxyType({})
     nvlinks: Mapping[str, Sequence[str]] = MappingProxyType({})
 

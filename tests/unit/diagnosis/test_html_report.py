@@ -16,6 +16,7 @@ from gpu_exporter.diagnosis.presence import Absent
 from gpu_exporter.diagnosis.report import as_dict
 from gpu_exporter.diagnosis.result import DiagnosisResult, driver_version
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.unseen_health import unseen_health
 from gpu_exporter.diagnosis.window import Window, seen
 from tests.support.html import Document
 
@@ -118,6 +119,7 @@ def test_what_it_contains() -> None:
     assert embedded(text) == {
         "source": URL,
         "watched_seconds": 30.0,
+        "unseen_health": list(unseen_health(found[0])),
         **json.loads(json.dumps(as_dict(found[0], [Absent("node", "GPU 5", "lost: it fell off the bus")], 2.5))),
     }
 

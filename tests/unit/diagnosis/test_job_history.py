@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpu_exporter.diagnosis.job_history import NodeHistory, PastJob, job_history, joined
+from gpu_exporter.diagnosis.job_history import MODE, NodeHistory, PastJob, job_history, joined
 from gpu_exporter.diagnosis.job_report import as_json, lines
 from gpu_exporter.diagnosis.job_sources import hosts
 from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptIncident, KeptUsage
@@ -107,6 +108,16 @@ def test_a_rank_that_was_a_straggler_for_a_while_is_marked() -> None:
     assert [(rank.excess, rank.straggled) for rank in history.ranks] == [(0, 0), (0, 300), (0, 0), (0, 0)]
     assert [line for line in lines(history) if line.endswith("straggler for 5 min")]
     assert as_json(history)["ranks"][1]["straggler_seconds"] == 300
+
+
+def test_a_kept_incident_has_the_advice_of_the_live_one() -> None:
+    """That of the branch that held; without it, what the failure mode says in general."""
+    gpus = [{"gpu": "1", "UUID": "GPU-1"}]
+    found = KeptIncident("1", "GpuJobStraggler", "warning", "slow", 100.0, 400.0, 400.0, gpus, jobs=["ml/train"])
+    general = MODE["GpuJobStraggler"].advice
+    for advice, said in (("Raise the power limit.", "Raise the power limit."), ("", general)):
+        text = lines(past_job([0.5, 0.5], [replace(found, advice=advice)]))
+        assert f"    -> {said}" in list(text)
 
 
 @pytest.mark.parametrize(

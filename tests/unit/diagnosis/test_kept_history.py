@@ -46,6 +46,7 @@ def straggler(severity: str = "warning", **others: Any) -> dict[str, Any]:
         "jobs": ["ml/train"],
         "explains": [],
         "lost_gpu_hours_per_hour": 6.0,
+        "advice": "Swap the GPUs of two ranks.",
         **others,
     }
 
@@ -82,6 +83,7 @@ def test_an_incident_is_kept_with_its_cost(tmp_path: Path) -> None:
     assert (incident.start, incident.end) == (BEGIN, BEGIN + 1200)
     assert incident.lost_gpu_hours == pytest.approx(2.0)
     assert incident.culprits == [GPU_3]
+    assert incident.advice == "Swap the GPUs of two ranks."
 
 
 def test_little_is_written_while_nothing_changes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.report import as_dict, hints_of, lines
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
-from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.diagnosis.window import ONE_JOB, seen
 from tests.support import phases
 from tests.support.truth import PHASES
 
@@ -38,6 +38,17 @@ def test_ranks_of_an_unknown_job_are_not_compared() -> None:
     assert _reason(found, "GpuStragglerSlow") == {"the job is unknown: use --one-job if all GPUs are ranks of one job"}
     assert _reason(found, "GpuAllocatedIdle") == {"not watched for long enough"}
     assert _reason(_recorded(STRAGGLER, job="train"), "GpuStragglerSlow") == set()
+
+
+def test_a_job_without_a_name() -> None:
+    """With --one-job, nobody knows what the job is called."""
+    found = _recorded(STRAGGLER, job=ONE_JOB)
+    content = as_dict(found)
+
+    assert content["incidents"][0]["words"] == "GPU 1 slows down the job: it spends more time computing than the others"
+    assert content["incidents"][0]["severity"] == "info"
+    assert content["incidents"][0]["jobs"] == []
+    assert not [gpu for gpu in content["gpus"] if "workload" in gpu]
 
 
 def test_a_single_rank_is_not_compared() -> None:
@@ -83,7 +94,7 @@ def test_one_communicating_gpu_has_no_other_rank() -> None:
                 "DCGM_FI_DEV_FB_USED": 10240.0,
                 "DCGM_FI_DEV_FB_FREE": 30720.0,
             },
-            "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU",
+            "class unknown: without profiling metrics, utilisation and power do not show what limits this GPU",
             ["utilisation 70 %, power at 50 % of its limit, SM clock 1410 MHz, device memory 25 % in use"],
         ),
         (

@@ -160,6 +160,9 @@ def test_why_a_job_is_silent(listens: Path) -> None:
     assert [finding.level for finding in why_silent(listens, lambda: FINE.replace(" 7", " 0"), "c")] == [OK, NOTE, FAIL]
 
     def fail() -> str:
-        raise GpuExporterError("http://127.0.0.1:9400: connection refused", fix="start it")
+        raise GpuExporterError("http://127.0.0.1:9400: nothing listens there: is it running? give its --url")
 
-    assert [finding.level for finding in why_silent(listens, fail, "")] == [OK, FAIL]
+    _, failed = why_silent(listens, fail, "")
+    assert failed.level is FAIL
+    assert failed.what.endswith(": http://127.0.0.1:9400: nothing listens there")
+    assert "--address" in failed.cure

@@ -112,7 +112,8 @@ def test_processes_and_owner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "severity"), [("lost", "page"), ("wedged", "page"), ("released", "info"), ("something_new", "page")]
+    ("reason", "severity"),
+    [("lost", "critical"), ("wedged", "critical"), ("released", "info"), ("something_new", "critical")],
 )
 def test_gpus_that_do_not_answer(reason: str, severity: str) -> None:
     """They have no class and no numbers of before, a headline, and since when."""

@@ -224,7 +224,7 @@ class Row:
     check: int = 1
     action: str = "none"
     remediation: str = "unknown"
-    severity: str = "ticket"
+    severity: str = "warning"
     says: str = ""
     before: Callable[[Node], None] | None = None
     expected: int | None = field(default=None)
@@ -237,7 +237,7 @@ def lost(happens: Callable[[Node], None], through_hostengine: bool, reason: str,
         "check": 3,
         "action": "node_reboot",
         "remediation": "faulty",
-        "severity": "page",
+        "severity": "critical",
     }
     return Row(happens, through_hostengine, reason, **{**says, **more})
 
@@ -259,7 +259,7 @@ MATRIX = [
     silent(all_leave_the_list, True, source_up=0, says="the DCGM host engine has no values (no gpu)"),
     lost(hangs, False, "stalled"),
     # As before: the driver is at fault, which no controller should reboot by itself.
-    Row(both_hang, False, "stalled", both=True, source_up=0, severity="page", says="calls of the driver hang"),
+    Row(both_hang, False, "stalled", both=True, source_up=0, severity="critical", says="calls of the driver hang"),
     silent(both_hang, True, says="what it is read through does not answer"),
     silent(falls_silent, True, source_up=0, says=HOSTENGINE),
     silent(falls_silent, False, source_up=0, says=LIBRARY),

@@ -104,7 +104,7 @@ def job(failed: int = 0, owner: str = "", **spec: Any) -> JobRetries:
         # Two pods of a plain Job: at most as many failures as its backoffLimit, which is 6 by default.
         (OF_JOB, job(), ""),
         (OF_JOB, job(backoffLimit=2), ""),
-        (OF_JOB, job(1, backoffLimit=2), "Job team/bert would fail: its backoffLimit is 2, 1 pods have failed, and 2"),
+        (OF_JOB, job(1, backoffLimit=2), "Job team/bert would fail: its backoffLimit is 2, 1 pod has failed, and 2"),
         (OF_JOB, job(backoffLimit=0), "Job team/bert would fail: its backoffLimit is 0, 0 pods have failed, and 2"),
         (
             OF_JOB,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.reports.numbers import (
+    agreeing,
     binary_size,
     clock,
+    counted,
     duration,
     exact,
     exact_duration,
@@ -184,3 +186,27 @@ def test_times_say_their_zone_and_another_day() -> None:
 def test_a_time_that_another_machine_made_up_is_written() -> None:
     assert (moment(1e300), moment(-1e300)) == ("9999-12-31 23:59:59 UTC", "1970-01-01 00:00:00 UTC")
     assert clock(-1e300, 1e300) == "1970-01-01 00:00 UTC"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 uncorrectable ECC errors", "1 uncorrectable ECC error"),
+        ("1 new NVLink recoveries (last 1 h)", "1 new NVLink recovery (last 1 h)"),
+        ("1 of its NVLinks are down", "1 of its NVLinks is down"),
+        ("1 memory banks without spare rows", "1 memory bank without spare rows"),
+        ("1 workers wait for a CPU", "1 worker waits for a CPU"),
+        ("a good link has 1 PCIe replays", "a good link has 1 PCIe replay"),
+        *(
+            (text, text)
+            for text in ("21 ECC errors", "0 to 1 ECC errors", "1.1 workers on a CPU", "11 of its NVLinks are down")
+        ),
+    ],
+)
+def test_one_thing_is_singular(text: str, said: str) -> None:
+    """Ranges and other numbers that end in 1 stay as they are."""
+    assert agreeing(text) == said
+
+
+def test_counted_things() -> None:
+    assert [counted(number, "node") for number in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]

@@ -322,7 +322,7 @@ def test_a_gpu_that_another_one_hits_says_so() -> None:
 
 
 def test_gpus_are_in_the_order_of_their_incidents() -> None:
-    """As on the page: a healthy GPU that causes one is above a sick one that does not cause a more urgent one."""
+    """As in `diagnose`: a healthy GPU that causes one is above a sick one that does not cause a more urgent one."""
     severities = {2: "critical", 3: "warning", 5: "warning", 4: "info"}
     incidents = [
         {"words": f"GPU {gpu}", "severity": severity, "culprits": [{"UUID": f"GPU-{gpu}"}], "hit": [], "since": None}
@@ -332,4 +332,4 @@ def test_gpus_are_in_the_order_of_their_incidents() -> None:
     view = View(1000.0, gpus=gpus, incidents=tuple(incidents))
     lines = text(Screen(UNICODE, (80, 24)), view)
     table = [line[2:].split()[0] for line in lines if re.match(r"[ ▶] \d ", line)]
-    assert table == ["2", "6", "3", "5", "0", "4"]
+    assert table == ["2", "6", "3", "5", "4", "0"]

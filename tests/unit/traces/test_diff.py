@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -287,12 +288,21 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert content["changes"]["cause"][0]["name"] == "data_loading"
     code, text = run("top", before, "--by", "operator", "--limit", "1")
     assert code == 0
-    assert text.splitlines()[0] == "GPU time by operator, per step of 570 us"
-    assert text.splitlines()[1].split() == ["70.2%", "400", "us", "1", "x", "aten::mm"]
-    assert text.splitlines()[2] == "  and 1 more"
+    assert text.splitlines() == [
+        "GPU time by operator, per step: 450 us in all",
+        "  of all      time  launches  operator",
+        "    89 %    400 us         1  aten::mm",
+        "  and 1 more",
+    ]
+    _, text = run("top", before, "--by", "cause")
+    analysis = run("analyze", before)[1]
+    assert text.splitlines()[1] == " of span      time      gaps  cause"
+    share = re.findall(r"(\S+ %) +\S+ us .*waiting for the data loader", text)
+    assert share
+    assert share == re.findall(r"(\S+ %) +\S+ us  waiting for the data loader", analysis)
     report = tmp_path / "kernels.csv"
     report.write_text("Time (%),Total Time (ns),Instances,Name\n100,2000,3,k\n")
-    assert run("top", report)[1].splitlines()[1].split() == ["100.0%", "0.002", "ms", "3", "x", "k"]
+    assert run("top", report)[1].splitlines()[2].split() == ["100", "%", "0.002", "ms", "3", "k"]
     report.write_text("nothing\n")
     result = CliRunner().invoke(trace_command, ["top", str(report)])
     assert "no report of kernels" in result.output

@@ -111,15 +111,17 @@ rank            GPU  span  busy  idle  compute  communication  exposed  copies  
    0  0 NVIDIA H200  10 s  70 %  30 %      6 s            2 s      1 s   50 ms      123   4 s
 
 Why GPU 0 of rank 0 was idle (30 % of 10 s)
+ of span      time  cause
     20 %       2 s  waiting for the data loader
                     data.py(3): decode
                     data.py(9): pad
     10 %       1 s  running other code on the host
 
-GPU time of rank 0 by class of kernel
+GPU time of rank 0: 7 s in all
+  of all      time  launches  class of kernel
     71 %       5 s       100  gemm
     29 %       2 s        23  communication
-  and by kernel
+  of all      time  launches  kernel
     71 %       5 s       100  sgemm
 
 Collectives of rank 0
@@ -141,7 +143,7 @@ What to do; each saving is an upper bound
   at most 500 ms (5 %): Fuse.
 
 Not analysed: 2 events not valid JSON
-Not analysed: 1 events without a valid time
+Not analysed: 1 event without a valid time
 Repaired: 4 events that were not valid JSON
 """
 
@@ -194,7 +196,7 @@ def test_of_many_ranks_two_are_described(straggler: Straggler | None, described:
     ranks = (FAST, SLOW, replace(FAST, rank=2, idle_ratio=0.5))
     text = list(lines(replace(RESULT, ranks=ranks, straggler=straggler)))
     assert [line for line in text if line.startswith("GPU time")] == [
-        f"GPU time of rank {rank} by class of kernel" for rank in described
+        f"GPU time of rank {rank}: 7 s in all" for rank in described
     ]
 
 

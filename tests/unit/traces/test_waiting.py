@@ -369,7 +369,7 @@ def test_reports_divide_communication(tmp_path: Path) -> None:
     text = "\n".join(lines(result))
     words = "rank 2, which spent longer running other code on the host"
     assert "exposed transfer  exposed waiting" in text
-    assert f"For whom rank 0 waited in collectives\n    26 %     24 ms  {words}" in text
+    assert f"For whom rank 0 waited in collectives\n of span      time  rank\n    26 %     24 ms  {words}" in text
     assert "x allreduce of group 0 on 4 ranks, 15.7 GB/s bus bandwidth, 12 ms of it transfer, starts differ" in text
     html = page(result)
     assert "<h3>For whom it waited in collectives</h3>" in html
