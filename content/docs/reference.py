@@ -128,16 +128,16 @@ EXIT_CODES = (
     ("0", "Success. For a command that checks something: everything is fine."),
     (
         "1",
-        "The command could not do its work, for example because a file is faulty or no GPU can be read; one line on"
-        " stderr says why. For some commands it is a result: `diagnose` found something, `doctor` found no GPU that can"
-        " be read, for `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or"
+        "The command could not do its work, for example because a file is missing or faulty, or no GPU can be read; one"
+        " line on stderr says why. For some commands it is a result: `diagnose` found something, `doctor` found no GPU"
+        " that can be read, for `check` the health is unknown, and for `trace analyze` a condition of `--fail-on` or"
         " `--baseline` does not hold.",
     ),
     (
         "2",
-        "Wrong usage, such as an unknown option or value, a named file that does not exist, or options that contradict"
-        " each other; a faulty setting on the command line, in the environment or in the file of `--config`, or an"
-        " unexpected error. Also if `diagnose`, `doctor` or `trace` could not do their work.",
+        "Wrong usage, such as an unknown option or value, or options that contradict each other; a faulty setting on the"
+        " command line, in the environment or in the file of `--config`, or an unexpected error. Also if `diagnose`,"
+        " `doctor` or `trace` could not do their work.",
     ),
     (
         "3",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from gpu_exporter.cli.commands import CommandFailure
 from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, read_file, unknown_variables, variable
@@ -49,8 +48,6 @@ OWNER_SETTINGS = (
 COULD_NOT_TELL = 2
 # The exit code of click.UsageError, and of the same mistakes where a command finds them.
 WRONG_USAGE = click.UsageError.exit_code
-# What the system says of a file that is not where a user says.
-NOT_THERE = ("no such file", "not a directory", "is a directory")
 # How help names the value of an option.
 VALUES: Mapping[Any, str] = {
     address: "host:port",
@@ -137,15 +134,13 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except GpuExporterError as error:
-            wrong = isinstance(error, WrongUsage) or _is_missing(str(error), ctx)
-            raise CommandFailure(str(error), WRONG_USAGE if wrong else self.error_code) from error
+            code = WRONG_USAGE if isinstance(error, WrongUsage) else self.error_code
+            raise CommandFailure(str(error), code) from error
         except BrokenPipeError:
             raise
         except OSError as error:
             what = f"{error.filename}: " if error.filename else ""
-            message = f"{what}{error.strerror or error}"
-            code = WRONG_USAGE if _is_missing(message, ctx) else self.error_code
-            raise CommandFailure(message, code) from error
+            raise CommandFailure(f"{what}{error.strerror or error}", self.error_code) from error
 
     def warn_of_variables(self, ctx: click.Context) -> None:
         """Print a line for each environment variable that looks like a setting and is none."""
@@ -174,16 +169,6 @@ class Command(click.Command):
                 f'Every option except those under "{others}" can also be set in the environment ({example.opts[0]} as'
                 f" {example.envvar}) and in the --config file (as {example.name})."
             )
-
-
-def _is_missing(message: str, ctx: click.Context) -> bool:
-    """Return whether an error is that a file or folder does not exist that the user named, also one to write to."""
-    if not any(text in message.lower() for text in NOT_THERE):
-        return False
-    of_user = (name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT)
-    values = (ctx.params[name] for name in of_user)
-    named = (each for value in values for each in (value if isinstance(value, tuple) else (value,)))
-    return any(str(each) in message for each in named if isinstance(each, str | Path) and str(each))
 
 
 def warn(text: str) -> None:

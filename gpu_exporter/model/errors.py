@@ -15,7 +15,7 @@ class GpuExporterError(Exception):
 
 
 class WrongUsage(GpuExporterError):
-    """What the user gave cannot be used: a value, a file that does not exist, or options that contradict each other."""
+    """What the user gave cannot be used: a value, or options that contradict each other."""
 
 
 class GpuLost(GpuExporterError):
