@@ -261,8 +261,8 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         f"- {job_signals.STANDARD_ERRORS} standard errors of its self time: where steps differ much, as with sequences of "
         "different lengths, a mean says less\n"
         "- what pauses explain: evaluations, checkpoints and compilations that only some ranks do\n\n"
-        "Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "
-        "GpuStragglerLaunchBound find stragglers by the counters of the GPUs.",
+        "Unless the loops of all ranks measure waiting, GpuStragglerStarved and GpuStragglerSlow find stragglers by the "
+        "counters of the GPUs; GpuStragglerLaunchBound always does.",
         impact="Every step takes as long as this rank needs; the other GPUs wait for the difference.",
         diagnosis=(
             'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: begin with the phase that has the highest value. '
