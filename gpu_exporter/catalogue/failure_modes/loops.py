@@ -198,7 +198,8 @@ OF_JOBS = (
         cause=Cause.PEERS,
         explains={Place.JOB: (STALLED, "GpuCollectiveStall", "GpuJobGoodputLow", "GpuAllocatedIdle")},
         meaning="The process of a rank has ended or sends nothing, while other ranks of its job on the same node go on "
-        "training. The exporter sees the end at once if the process dies, and after 30 s if it is stopped.",
+        "training. The exporter sees the end at once if the process dies, and after 30 s if it is stopped. A job that is started "
+        "again with fewer ranks has lost none of them: it says itself how many it has.",
         impact="The other ranks wait for this one in their next collective, until NCCL's timeout or for ever.",
         diagnosis=(
             "Read the log of the rank: an exception, a signal, or nothing if it was killed.",
