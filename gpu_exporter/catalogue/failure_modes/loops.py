@@ -248,7 +248,7 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             Place.JOB: SLOWED_JOB,
         },
         meaning="This rank is a straggler: the other ranks of its training job wait for it. *Self time* is the time of a step "
-        "without waiting for other ranks. The *excess* of a rank is its self time minus the median of the ranks. The alert "
+        "without waiting for other ranks; rare steps that take more than four times as long as usual do not count. The *excess* of a rank is its self time minus the median of the ranks. The alert "
         "fires if the excess of this rank is more than each of these:\n\n"
         f"- {100 * LEAST_EXCESS:g} % of a step\n"
         f"- how far ranks differ by chance: `{job_signals.DEVIATIONS} * ({job_signals.DEVIATION_OF_MEDIANS} * MAD + "
