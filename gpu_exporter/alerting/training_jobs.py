@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
 from gpu_exporter.conditions.tree import duration
-from gpu_exporter.model.job_message import ON_GPU, TRAINING, WAITING
+from gpu_exporter.model.job_message import LONG_STEPS, ON_GPU, TRAINING, WAITING
 from gpu_exporter.model.metric import Metric
 
 WINDOW_SECONDS = 300
@@ -102,17 +102,22 @@ SELF_SHARE = rank_series(
     "By how much the self time of a rank exceeds the usual one, as a share of the step",
     f"{SELF_EXCESS.record} / on ({JOB_KEY}) group_left () {JOB_STEP.record}",
 )
-_WAITS = f'{PHASE.record}{{phase="{WAITING}"}}'
+# With the time of rare long steps, which is part of the step, but of no self time.
+_WAITS = (
+    f'(sum by ({RANK_KEY}) ({PHASE.record}{{phase=~"{WAITING}|{LONG_STEPS}"}})'
+    f' and on ({RANK_KEY}) {PHASE.record}{{phase="{WAITING}"}})'
+)
 RANK_BUSY = rank_series(
     "self_and_waiting:ratio",
-    "Self time and waiting of a rank as a share of the step, if its GPU measures them",
+    "Self time, waiting and rare long steps of a rank as a share of the step, if its GPU measures them",
     f"({SELF.record} + on ({RANK_KEY}) group_left () {_WAITS})\n"
     f"/ on ({RANK_KEY}) group_left () ({STEP.record} > 0)\n"
     f'and on ({RANK_KEY}) {m.JOB_RANK_INFO}{{clock="{ON_GPU}"}}',
 )
 BUSY = _job(
     "self_and_waiting:ratio",
-    "Self time and waiting of the ranks as a share of the step, median: clearly above 1 if the job is launch-bound",
+    "Self time, waiting and rare long steps of the ranks as a share of the step, median: clearly above 1 if the job is"
+    " launch-bound",
     _median(RANK_BUSY.record),
 )
 SELF_NEXT = _job(
@@ -151,8 +156,9 @@ SELF_MARGIN = _job(
 )
 PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
-    "By how much the time of a phase exceeds the usual one; a rank that waits longer is not slow",
-    f'{PHASE.record}{{phase!="{WAITING}"}} - on ({JOB_KEY}, phase) group_left () (\n{_usual(PHASE, "phase")}\n)',
+    "By how much the time of a phase exceeds the usual one; a rank that waits longer is not slow, nor are rare steps",
+    f'{PHASE.record}{{phase!~"{WAITING}|{LONG_STEPS}"}}'
+    f" - on ({JOB_KEY}, phase) group_left () (\n{_usual(PHASE, 'phase')}\n)",
     "phase",
 )
 PAUSED = placed(rank_rate(f"{m.JOB_ACTIVITY}{{{IN_PAUSE}}}"))

@@ -359,7 +359,7 @@ JOB_NOW        = tuple(
     for activity in ACTIVITIES)
 JOB_STARTED_AT = _job("start_timestamp_seconds",   GAUGE,   "seconds", "Unix time in seconds at which the first process of a rank started; its successors on the same GPU keep it, as they keep the counters.")
 JOB_RESTARTS   = _job("restarts_total",            COUNTER, "restarts", "Restarts of a rank: how many of its processes another one has succeeded.")
-JOB_ENDED_AT   = _job("rank_ended_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last message of a rank whose process has ended or sends nothing, while other ranks of its job on this node go on training; absent otherwise.")
+JOB_ENDED_AT   = _job("rank_ended_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last message of a rank whose process has ended or sends nothing, while other ranks of its job on this node go on training; absent otherwise, and after a restart of the job with fewer ranks.")
 JOB_PEAK       = _job("peak_flops_per_second",     GAUGE,   "flops per second", "Peak of the rank's GPU for the data type that the rank declares, without sparsity, from the data sheet (docs/gpu-models.md); absent if either is unknown.")
 JOB_RANK_INFO  = _job("rank_info",                 GAUGE,   "info",    "World size, data type and pod of a rank; clock=\"gpu\" if the times within its steps are those of the GPU, not of the CPU; verified=\"true\" if the driver lists its process, or a parent or child of it, on the GPU, \"false\" if the GPU is only the rank's own statement; always 1.")
 JOB_SOCKET_UP  = Metric("gpu_exporter_job_socket_up", GAUGE, "bool", "1 if the exporter listens on the socket of training loops, 0 while it cannot make it.", 0, 1, NODE, set=JOB)

@@ -112,6 +112,8 @@ def compare(of: Compare, limits: Limits, *, short: bool = False) -> str:
         return state
     if (of.operator, of.right) == (">=", 0.0):  # true for any value of a ratio
         return "the job has other ranks" if isinstance(of.left, PeerShare) else f"{term(of.left)} is known"
+    if isinstance(of.left, PeerShare) and (of.operator, of.right) == (">=", 1.0):
+        return f"all of the job's other ranks {of.left.mark.verb}"
     if short:
         return f"{term(of.left)} {OPERATORS[of.operator].sign} {_short(of, limits)}"
     match of.left:

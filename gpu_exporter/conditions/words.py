@@ -111,7 +111,7 @@ CLAUSES: Mapping[str, str] = {
     "hangs": "the job *hangs*",
     "stalls": "the job *stalls*",
     "loop_pauses": "the training loop is in a *pause*, as it says itself",
-    "loop_knows": "the training loop *knows better*: it is in a pause, or measures which rank the others wait for",
+    "loop_knows": "the training loop *knows better*: it is in a pause, or all ranks measure whom the others wait for",
     "idles": "the GPU *idles*",
     "spinning": "the GPU *spins* in a collective",
     "may_spin": "the GPU *may spin*",

@@ -23,7 +23,7 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Leaf, Over
 from gpu_exporter.diagnosis.scrape import ByName, DeviceKey, key_of, plausible
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.model.job_message import LONGEST_PHASE, ON_GPU, STEP_BUCKETS, TRAINING, WAITING
+from gpu_exporter.model.job_message import LONG_STEPS, LONGEST_PHASE, ON_GPU, STEP_BUCKETS, TRAINING, WAITING
 
 # The window of the recorded rates.
 RATE_SECONDS = 300.0
@@ -57,7 +57,7 @@ _RESTARTS, _LOADER = (m.JOB_RESTARTS.name, ""), (m.JOB_DATA.name, "")
 # What speed is counted in: the first that a loop counts.
 _AMOUNTS = tuple((metric.name, "") for metric in (m.JOB_TOKENS, m.JOB_SAMPLES, m.JOB_STEPS))
 _TRAINS = (m.JOB_ACTIVITY.name, TRAINING)
-_WAITS = (m.JOB_PHASE.name, WAITING)
+_WAITS, _LONG = (m.JOB_PHASE.name, WAITING), (m.JOB_PHASE.name, LONG_STEPS)
 _TIMED_ON_GPU = (m.JOB_RANK_INFO.name, ON_GPU)
 _PAUSES = tuple((m.JOB_ACTIVITY.name, activity) for activity in j.PAUSES)
 FAMILIES = (
@@ -234,11 +234,11 @@ def _pauses(rank: RankHistory) -> bool:
 
 
 class RankMeans(NamedTuple):
-    """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks (None if
-    unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other ranks (None if
-    unknown, as where the CPU measures). `is_brief`: for less than LEAST_SECONDS, or nearly so long. `halves`: the self
-    times of both halves of this time; None if it is long. `error` is the standard error of the mean `own`; 0 if it is
-    unknown."""
+    """What the ranks of a job are compared by: seconds of a step, those of it without waiting for other ranks
+    (None if unknown), the share of the time in pauses, and the seconds of a step in which the GPU waits for other
+    ranks, with those of rare long steps (None if unknown, as where the CPU measures). `is_brief`: for less than
+    LEAST_SECONDS, or nearly so long. `halves`: the self times of both halves of this time; None if it is long.
+    `error` is the standard error of the mean `own`; 0 if it is unknown."""
 
     step: float
     own: float | None
@@ -470,6 +470,8 @@ def _differs(rank: RankMeans) -> bool:
 def _means(growth: Mapping[Sum, float], rank: RankHistory) -> RankMeans:
     is_brief = growth[SECONDS] <= LEAST_SECONDS - PACE
     waiting = growth.get(_WAITS) if _TIMED_ON_GPU in rank.now else None
+    if waiting is not None:
+        waiting += growth.get(_LONG, 0.0)
     enough = USUAL_STEPS if is_brief else ENOUGH
     known = growth.get(_SELF_COUNT, 0.0) >= enough and _SELF_SUM in growth
     return RankMeans(
@@ -507,7 +509,7 @@ def _phase_excess(key: RankLabels, grown: Mapping[RankLabels, Mapping[Sum, float
 def _phases(growth: Mapping[Sum, float]) -> Iterator[tuple[str, float]]:
     """Yield the mean time of a step by phase; `data` is the data loader. A rank that waits longer is not slow."""
     for (name, part), seconds in growth.items():
-        if name == m.JOB_PHASE.name and part != WAITING:
+        if name == m.JOB_PHASE.name and part not in (WAITING, LONG_STEPS):
             yield part, seconds / growth[_STEP_COUNT]
     if _LOADER in growth:
         yield "data", growth[_LOADER] / growth[_STEP_COUNT]

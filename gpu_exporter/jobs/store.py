@@ -7,6 +7,7 @@ A process that is started again begins at 0. What its predecessor reached is add
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -282,20 +283,28 @@ class RankStore:
                 self._ranks[key] = replace(state, is_closed=True)
 
     def ended(self, now: float) -> Mapping[RankKey, LoopState]:
-        """Return the ranks that have ended or send nothing, while others of their job train."""
+        """Return the ranks that have ended or send nothing, while others of their job train.
+
+        If the job was started again with fewer ranks, those that are gone since then are not among them.
+        """
         gone = {key: state for key, state in self._ranks.items() if _is_gone(state, now)}
         if not gone:
             return gone
-        training = {
-            _job(key, state)
-            for key, state in self._ranks.items()
-            if not state.is_closed
-            and state.message.activity == TRAINING
-            and now - state.heard_at <= LATE_SECONDS
-            # The ranks of a job that was stopped do not all resume at once.
-            and (state.resumed_at is None or now - state.resumed_at >= LATE_SECONDS)
+        training: dict[tuple[int, str], list[LoopState]] = defaultdict(list)
+        for key, state in self._ranks.items():
+            if (
+                not state.is_closed
+                and state.message.activity == TRAINING
+                and now - state.heard_at <= LATE_SECONDS
+                # The ranks of a job that was stopped do not all resume at once.
+                and (state.resumed_at is None or now - state.resumed_at >= LATE_SECONDS)
+            ):
+                training[_job(key, state)].append(state)
+        return {
+            key: state
+            for key, state in gone.items()
+            if not all(_is_of_smaller_run(other, state) for other in training[_job(key, state)])
         }
-        return {key: state for key, state in gone.items() if _job(key, state) in training}
 
     def shown(self, now: float) -> Iterator[tuple[RankKey, LoopState]]:
         """Yield the ranks that sent a message lately. One that has ended has no last step, so it is not stalled."""
@@ -368,6 +377,15 @@ class RankStore:
 def _is_gone(state: LoopState, now: float) -> bool:
     """Return whether a rank has ended. Those of a job that is over end within seconds of each other."""
     return now - state.heard_at > (LATE_SECONDS if state.is_closed else SILENT_SECONDS)
+
+
+def _is_of_smaller_run(rank: LoopState, gone: LoopState) -> bool:
+    """Return whether a rank was started after another one was gone, in a run with fewer ranks.
+
+    Fewer ranks alone do not tell: where no launcher says how many there are, each rank states another number.
+    """
+    started = rank.heard_at - rank.message.elapsed
+    return started > gone.heard_at and rank.message.world_size < gone.message.world_size
 
 
 def _limits(sender: Sender) -> Iterator[tuple[Use, Callable[[LoopState], bool]]]:

@@ -19,6 +19,8 @@ STEP_BUCKETS = (
 MOST_PHASES, LONGEST_PHASE = 32, 48
 # The phase in which a rank waits for others.
 WAITING = "waiting"
+# The phase of the self time of rare steps that take many times as long as usual, which the self time leaves out.
+LONG_STEPS = "long_steps"
 # The clock of a rank whose times within a step come from CUDA events.
 ON_GPU = "gpu"
 # What a rank does at the moment. Only time in `training` is compared between ranks.
@@ -60,7 +62,7 @@ KEYS = {
     "elapsed":    Key(FACT, "time since the timer was created"),
     "since_step": Key(FACT, "time since the last step ended, or since the timer was created"),
     "step":             Key(HISTOGRAM, "Duration in seconds of the steps of a rank of a training job.", "seconds", "gpu_job_step_seconds"),
-    "self":             Key(HISTOGRAM, "Self time in seconds of the steps of a rank: the duration without waiting for other ranks.", "seconds", "gpu_job_self_seconds", may_miss=True),
+    "self":             Key(HISTOGRAM, "Self time in seconds of the steps of a rank: the duration without waiting for other ranks, of all but rare long ones.", "seconds", "gpu_job_self_seconds", may_miss=True),
     "self_squares":     Key(SUM,    "Sum of the squares of the self times of a rank, in square seconds: with their sum, it says how much steps differ.", "square seconds", "gpu_job_self_squared_seconds_total", may_miss=True),
     "data_seconds":     Key(SUM,    "Seconds that a rank spent in its data loader.", "seconds", "gpu_job_data_seconds_total"),
     "phase_seconds":    Key(PARTS,  "Seconds that a rank spent in each phase of its steps.", "seconds", "gpu_job_phase_seconds_total", "phase", may_miss=True),

@@ -137,7 +137,7 @@ class Recorder:
         self._marks: list[tuple[Any, Any]] = []
         # Open sections, and those in which nothing is recorded.
         self._depth = self._ignored = 0
-        self._pending: deque[tuple[Any, Any, list[tuple[Any, Any]], list[Any], bool]] = deque()
+        self._pending: deque[tuple[Any, Any, list[tuple[Any, Any]], list[Any], float, bool]] = deque()
         self._is_paused = False
         self._restart = False
         # Whether the sections of this step are measured; how many steps have ended, and how many since the last one
@@ -209,25 +209,28 @@ class Recorder:
             return
         self._marks.append((RESUME, self._clock.mark()))
 
-    def end_step(self, *, is_timed: bool = True) -> None:
-        """End a step. One that ends during a pause has no times, nor has one that is not to be timed."""
+    def end_step(self, *, is_timed: bool = True, data: float = 0.0) -> None:
+        """End a step, `data` seconds of which were in the loader.
+
+        One that ends during a pause has no times, nor has one that is not to be timed.
+        """
         if self._is_paused:
             self._restart = True
             return
         end = self._clock.mark()
         if self.on_gpu:
-            self._queue(end, is_timed=is_timed)
+            self._queue(end, data, is_timed=is_timed)
         elif is_timed:
-            self._add(self._begin, end, self._marks, is_sampled=True)
+            self._add(self._begin, end, self._marks, is_sampled=True, data=data)
         self._begin, self._marks, self._depth, self._ignored = end, [], 0, 0
 
-    def _queue(self, end: Any, *, is_timed: bool) -> None:
+    def _queue(self, end: Any, data: float, *, is_timed: bool) -> None:
         """Keep a step until the GPU has passed its end."""
         if len(self._pending) >= MOST_PENDING:
             self._pending.popleft()
         used = self._clock.cut()
         if is_timed:
-            self._pending.append((self._begin, end, self._marks, used, self._is_sampled))
+            self._pending.append((self._begin, end, self._marks, used, data, self._is_sampled))
         if self._is_sampled:
             self._marked = len(self._marks)
         self.collect()
@@ -252,11 +255,11 @@ class Recorder:
         """Add the steps that are over to the totals. Only the thread of the loop may call it."""
         pending, clock = self._pending, self._clock
         while pending and clock.passed(pending[0][1]):
-            begin, end, marks, used, is_sampled = pending.popleft()
-            self._add(begin, end, marks, is_sampled=is_sampled)
+            begin, end, marks, used, data, is_sampled = pending.popleft()
+            self._add(begin, end, marks, is_sampled=is_sampled, data=data)
             clock.reuse(used)
 
-    def _add(self, begin: Any, end: Any, marks: list[tuple[Any, Any]], *, is_sampled: bool) -> None:
+    def _add(self, begin: Any, end: Any, marks: list[tuple[Any, Any]], *, is_sampled: bool, data: float = 0.0) -> None:
         phases: list[list[Any]] = []
         opened: list[list[Any]] = []  # name and seconds
         parts: list[tuple[float, float, bool, bool]] = []
@@ -305,7 +308,8 @@ class Recorder:
         weight = self._skipped + 1 if is_sampled else 0
         self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, *host)
+            known = self.waits if is_seen else None
+            self._skipped += self._totals.add_step(max(trained, 0.0), phases, known, weight, *host, data)
 
     def _follow(self, begin: Any, end: Any, parts: list[tuple[float, float, bool, bool]]) -> tuple[float, bool]:
         """Return how long the CPU needs for a step, and whether it is far ahead, after this one."""

@@ -225,7 +225,7 @@ class StepTimer:
     def end_step(self, step: Step) -> None:
         """Count a step that is over."""
         was_profiled, own = self._sampler.end() if self._sampler else (False, None)
-        self.recorder.end_step(is_timed=not was_profiled)
+        self.recorder.end_step(is_timed=not was_profiled, data=self._data_of_step)
         with self._lock:
             totals = self.totals
             if own is not None:

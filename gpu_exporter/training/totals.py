@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, ON_GPU, STEP_BUCKETS, TRAINING, VERSION, WAITING
+from gpu_exporter.model.job_message import (
+    ACTIVITIES,
+    AMOUNTS,
+    LONG_STEPS,
+    ON_GPU,
+    STEP_BUCKETS,
+    TRAINING,
+    VERSION,
+    WAITING,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +24,14 @@ if TYPE_CHECKING:
 # takes 32 of all ranks of a job on a node, `waiting` and `other` included.
 MOST_PHASES = 24
 OTHER = "other"
+# A step is long if its self time is above so many times the typical one, which follows the median by this factor in
+# each step: with a checkpoint of seconds in it, the mean of minutes would say little.
+LONG_TIMES, FOLLOWS = 4, 1.05
+# Long steps are rare if there is at most one in so many seconds, and in so many steps; after many of them, so many
+# times as long passes until one is rare again. No verdict is lost with so few: they are 30 in the five minutes that are
+# compared. A mean that n such steps raise is less than the square root of n standard errors above the others, and a
+# straggler has to be six above.
+RARE_SECONDS, RARE_STEPS, MOST_DEBT = 10.0, 20, 6
 # A usual step takes the CPU up to so many times as long as its shortest ones.
 USUAL_TO_SHORTEST = 4 / 3
 
@@ -56,11 +73,23 @@ class StepHistogram:
 class StepTotals:
     """Sums since the timer was created; times in seconds.
 
-    `own` has the self times, and only of steps whose waiting is known; `own_squares` is the sum of their squares.
+    `own` has the self times, and only of steps whose waiting is known; `own_squares` is the sum of their squares. Those
+    of rare long steps are in the phase `long_steps` instead.
     `phases` do not overlap: time in a nested phase is not part of the outer one.
     """
 
-    __slots__ = ("activities", "amounts", "data", "own", "own_squares", "phases", "step", "steps")
+    __slots__ = (
+        "_rare_at",
+        "_typical",
+        "activities",
+        "amounts",
+        "data",
+        "own",
+        "own_squares",
+        "phases",
+        "step",
+        "steps",
+    )
 
     def __init__(self) -> None:
         self.steps = 0
@@ -69,6 +98,8 @@ class StepTotals:
         self.activities = dict.fromkeys(ACTIVITIES, 0.0)
         self.phases: dict[str, float] = {}
         self.amounts = dict.fromkeys(AMOUNTS, 0.0)
+        # The typical self time, and from how many seconds of training on a long step is rare.
+        self._typical, self._rare_at = 0.0, RARE_SECONDS
 
     def add_step(
         self,
@@ -78,10 +109,14 @@ class StepTotals:
         weight: int = 1,
         cpu: float = 0.0,
         is_ahead: bool = False,
-    ) -> None:
-        """Add a step. `waits` are the phases in which it waited for other ranks, None if that is unknown.
+        data: float = 0.0,
+    ) -> int:
+        """Add a step, `data` seconds of which were in the loader. Return for how many steps others have to stand.
 
-        `phases`, pairs of name and seconds, stand for those of `weight` steps; 0 if they were not measured.
+        `waits` are the phases in which it waited for other ranks, None if that is unknown.
+
+        `phases`, pairs of name and seconds, stand for those of `weight` steps; 0 if they were not measured. A long step
+        stands for itself only.
 
         `cpu` are the seconds that the CPU needs for a short step; a rank waits for others only for what is left. That
         counts unless the CPU is more than a step ahead of a GPU that has more to do than itself.
@@ -98,15 +133,39 @@ class StepTotals:
                 waiting += part
         self.step.add(seconds)
         self.activities[TRAINING] += seconds
-        if waits is not None and weight:
-            own = seconds - waiting
-            if cpu > own or not is_ahead:
-                own = max(own, min(USUAL_TO_SHORTEST * cpu, seconds))
-            self.own.add(own)
-            self.own_squares += own * own
+        if waits is None or not weight:
+            return 0
+        own = seconds - waiting
+        if cpu > own or not is_ahead:
+            own = max(own, min(USUAL_TO_SHORTEST * cpu, seconds))
+        typical = self._typical
+        if own > LONG_TIMES * typical and typical and self._is_rare(seconds):
+            self._set_aside(phases, waits, weight, max(seconds - waiting - data, 0.0))
+            return weight - 1
+        self._typical = (typical * FOLLOWS or own) if own > typical else typical / FOLLOWS
+        self.own.add(own)
+        self.own_squares += own * own
+        return 0
+
+    def _is_rare(self, seconds: float) -> bool:
+        """Return whether a long step is rare, which was just added."""
+        ended = self.activities[TRAINING]
+        between = max(RARE_SECONDS, RARE_STEPS * ended / (self.steps + 1))
+        rare_at = self._rare_at
+        self._rare_at = min(max(rare_at, ended) + between, ended + MOST_DEBT * between)
+        return ended - seconds >= rare_at and self.steps >= RARE_STEPS
+
+    def _set_aside(self, phases: Iterable[Sequence[Any]], waits: frozenset[str], weight: int, seconds: float) -> None:
+        """Move the phases of a step that were just added, but for its waiting, to those of long steps."""
+        sums = self.phases
+        for name, measured in phases:
+            part = max(measured, 0.0)
+            moved, key = part * weight - (part if name in waits else 0.0), name if name in sums else OTHER
+            sums[key] = max(sums[key] - moved, 0.0)  # rounding must not make it negative
+        self._add_phase(LONG_STEPS, seconds)
 
     def _add_phase(self, name: str, seconds: float) -> None:
-        if len(self.phases) >= MOST_PHASES and name != WAITING:
+        if len(self.phases) >= MOST_PHASES and name not in (WAITING, LONG_STEPS):
             name = OTHER
         self.phases[name] = self.phases.get(name, 0.0) + seconds
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.loops import PHASES, SELF_SHARE, TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
-from gpu_exporter.model.job_message import WAITING
+from gpu_exporter.model.job_message import LONG_STEPS, WAITING
 from tests.rules.needed import rule_groups
 from tests.rules.promtool import RULES
 from tests.rules.series import Device, minutes, rank
@@ -131,6 +131,16 @@ MEASURED: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[int]]] =
     "launch-bound-of-two": ((0.876, 0.930), (0.537, 0.248), ()),
     "next-is-near-of-three": ((0.80, 0.86, 0.90), (0.18, 0.1, 0.06), ()),
 }
+
+
+# In this job, rare long steps take two fifths of the time; without them, it would not look launch-bound.
+LONG_SHARE, WITH_LONG_STEPS = 0.4, ((0.53, 0.62), (0.4, 0.2))
+
+
+def with_long_steps(loop: Loop, share: float) -> Loop:
+    """Return a loop of which rare long steps take this share of the time, on all ranks."""
+    waits = [key for key in loop if f'phase="{WAITING}"' in key]
+    return {**loop, **{key.replace(WAITING, LONG_STEPS): Ramp(500 * share, share) for key in waits}}
 
 
 def paused(loop: Loop, activity: str = "evaluation", ranks: str = r"\d+") -> Loop:

@@ -16,7 +16,9 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
 from tests import ROOT
 from tests.rules.loops import (
     BUSY,
+    LONG_SHARE,
     MEASURED,
+    WITH_LONG_STEPS,
     Loop,
     Story,
     Stretch,
@@ -28,6 +30,7 @@ from tests.rules.loops import (
     scaled,
     series,
     varied,
+    with_long_steps,
 )
 from tests.rules.promtool import COARSE, Case, Expect, check
 from tests.rules.series import Device, input_series, minutes, rank
@@ -250,6 +253,16 @@ def test_stragglers_by_measured_times(tmp_path: Path) -> None:
     """Where the GPU measures self times, one that stands out is named. In a launch-bound job, one is always last."""
     stories = {name: [Stretch(SHORT, of_shares(name, own, waits))] for name, (own, waits, _) in MEASURED.items()}
     jobs(tmp_path, stories, *(stragglers(name, *slow) for name, (_, _, slow) in MEASURED.items()), ranks=4)
+
+
+def test_rare_long_steps_do_not_hide_that_a_job_is_launch_bound(tmp_path: Path) -> None:
+    """Nor are they the phase that takes longer: they are no part of the self time."""
+    shares = {"without": 0.0, "with": LONG_SHARE}
+    loops = {name: with_long_steps(of_shares(name, *WITH_LONG_STEPS), share) for name, share in shares.items()}
+    loops["with"] = changed(loops["with"], 'rank="1".*phase="long_steps"', Ramp(0.0, 0.45))
+    excess = Expect('count by (phase) (rank:phase_excess:seconds{phase="long_steps"})')
+    stories = {name: [Stretch(SHORT, loop)] for name, loop in loops.items()}
+    jobs(tmp_path, stories, stragglers("without", 1), stragglers("with"), excess, ranks=2)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

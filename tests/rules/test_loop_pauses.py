@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,18 @@ EVALUATES = replace(m.JOB_ACTIVITY, labels=(("activity", "evaluation"),))
 SAVES = replace(m.JOB_ACTIVITY, labels=(("activity", "checkpoint"),))
 WAITS = replace(m.JOB_PHASE, labels=(("phase", "waiting"),))
 TELEMETRY = "GpuCollectiveStall|GpuStragglerStarved|GpuStragglerSlow"
+NAMED = f'group by (workload, alertname) (ALERTS{{alertstate="firing", alertname=~"{TELEMETRY}"}})'
 
 
-def telemetry(name: str, ranks: Sequence[Values], said: Values) -> list[Device]:
-    """Return the ranks of a job whose first loop says this."""
+def telemetry(name: str, ranks: Sequence[Values], said: Values, loops: Collection[int] = (0,)) -> list[Device]:
+    """Return the ranks of a job, of which some have a loop that says this."""
     return [
-        Device(name, gpu, [minutes(40, {**profiles.HEALTHY, **values, **({} if gpu else said)})], owner=rank(name, gpu))
+        Device(
+            name,
+            gpu,
+            [minutes(40, {**profiles.HEALTHY, **values, **(said if gpu in loops else {})})],
+            owner=rank(name, gpu),
+        )
         for gpu, values in enumerate(ranks)
     ]
 
@@ -38,23 +44,32 @@ SHOWN: Mapping[str, Sequence[Values]] = {
 
 
 def test_a_pause_excuses_what_gpus_show(tmp_path: Path) -> None:
-    """An evaluation or a checkpoint of rank 0 alone. A loop that trains is no excuse, nor is a rare pause. A loop that
-    measures waiting knows its straggler."""
+    """An evaluation or a checkpoint of rank 0 alone. A loop that trains is no excuse, nor is a rare pause."""
     stories: Mapping[str, Values] = {
         "silent": {},
         "trains": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.0)},
         "rarely": {EVALUATES: Ramp(0, 0.02), SAVES: Ramp(0, 0.0)},
         "evaluates": {EVALUATES: Ramp(0, 1.0), SAVES: Ramp(0, 0.0)},
         "saves": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.4)},
-        "measures": {WAITS: Ramp(0, 0.0)},
     }
-    named = f'group by (workload, alertname) (ALERTS{{alertstate="firing", alertname=~"{TELEMETRY}"}})'
     cases = []
     for alert, ranks in SHOWN.items():
         gpus = [gpu for name, said in stories.items() for gpu in telemetry(name, ranks, said)]
         found = [({"workload": name, "alertname": alert}, 1.0) for name in ("silent", "trains", "rarely")]
-        found += [({"workload": "measures", "alertname": alert}, 1.0)] * (alert == "GpuCollectiveStall")
-        cases.append(Case(alert, gpus, [Expect(named, found)]))
+        cases.append(Case(alert, gpus, [Expect(NAMED, found)]))
+    check_together(tmp_path, cases, rules=RULES)
+
+
+def test_loops_that_measure_waiting_know_the_straggler_if_all_ranks_have_one(tmp_path: Path) -> None:
+    """Those of some ranks can compare only these. That the job hangs is true in any case."""
+    measured: Mapping[str, Collection[int]] = {"slow-rank": (0,), "half": (0, 1), "others": (1, 2, 3), "all": range(4)}
+    cases = []
+    for alert, ranks in SHOWN.items():
+        gpus = [gpu for name, loops in measured.items() for gpu in telemetry(name, ranks, {WAITS: Ramp(0, 0.1)}, loops)]
+        names = [name for name in measured if name != "all" or alert == "GpuCollectiveStall"]
+        cases.append(
+            Case(alert, gpus, [Expect(NAMED, [({"workload": name, "alertname": alert}, 1.0) for name in names])])
+        )
     check_together(tmp_path, cases, rules=RULES)
 
 

@@ -72,6 +72,7 @@ PAUSES = Mark(
     ),
 )
 TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
+MEASURES = Mark("measures", Compare(mean(job_signals.WAITS), ">=", 0.0))
 
 
 def _far(left: Over | PeerMedian, right: Over | PeerMedian) -> Condition:
@@ -87,8 +88,9 @@ OTHER_TRAFFIC = Or(
 )
 # The loop knows better than counters: while a rank evaluates or saves a checkpoint, the others wait for it on purpose.
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
-# If it measures waiting, it knows which rank the others wait for: GpuJobStraggler.
-LOOP_KNOWS = Or(LOOP_PAUSES, Compare(mean(job_signals.WAITS), ">=", 0.0), name="loop_knows")
+# If the loops of all ranks measure waiting, they know which rank the others wait for: GpuJobStraggler. Those of some
+# ranks can compare only these.
+LOOP_KNOWS = Or(LOOP_PAUSES, And(MEASURES.condition, Compare(PeerShare(MEASURES), ">=", 1.0)), name="loop_knows")
 STALLS = Unless(c.HANGS, LOOP_PAUSES, name="stalls")
 HAS_VICTIMS = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
 # Where kernels do not fill a GPU while they run, the job may be launch-bound; then a small difference only shows which
@@ -255,7 +257,8 @@ MODES = (
         "reported if a [step timer](../training.md) in its loop marks the checkpoint. A rank is not reported while its job moves "
         "nothing over NVLink, so one that stops its job for most of the time, a minute or longer at once, may be missed. Where kernels do not fill the GPUs, a "
         "job may be launch-bound, so that the idlest rank only launches last; a smaller straggler, or any if kernels are tiny, is "
-        "then found by its step timer alone. If the loops of all ranks have a step timer, GpuJobStraggler replaces this alert. "
+        "then found by its step timer alone. If the loops of all ranks have a step timer that measures waiting, GpuJobStraggler "
+        "replaces this alert. "
         "Pipeline "
         "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
         "directions may still be reported.",

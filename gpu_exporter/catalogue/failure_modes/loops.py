@@ -198,7 +198,8 @@ OF_JOBS = (
         cause=Cause.PEERS,
         explains={Place.JOB: (STALLED, "GpuCollectiveStall", "GpuJobGoodputLow", "GpuAllocatedIdle")},
         meaning="The process of a rank has ended or sends nothing, while other ranks of its job on the same node go on "
-        "training. The exporter sees the end at once if the process dies, and after 30 s if it is stopped.",
+        "training. The exporter sees the end at once if the process dies, and after 30 s if it is stopped. A job that is started "
+        "again with fewer ranks has lost none of them: it says itself how many it has.",
         impact="The other ranks wait for this one in their next collective, until NCCL's timeout or for ever.",
         diagnosis=(
             "Read the log of the rank: an exception, a signal, or nothing if it was killed.",
@@ -247,7 +248,7 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             Place.JOB: SLOWED_JOB,
         },
         meaning="This rank is a straggler: the other ranks of its training job wait for it. *Self time* is the time of a step "
-        "without waiting for other ranks. The *excess* of a rank is its self time minus the median of the ranks. The alert "
+        "without waiting for other ranks; rare steps that take more than four times as long as usual do not count. The *excess* of a rank is its self time minus the median of the ranks. The alert "
         "fires if the excess of this rank is more than each of these:\n\n"
         f"- {100 * LEAST_EXCESS:g} % of a step\n"
         f"- how far ranks differ by chance: `{job_signals.DEVIATIONS} * ({job_signals.DEVIATION_OF_MEDIANS} * MAD + "
@@ -261,8 +262,8 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         f"- {job_signals.STANDARD_ERRORS} standard errors of its self time: where steps differ much, as with sequences of "
         "different lengths, a mean says less\n"
         "- what pauses explain: evaluations, checkpoints and compilations that only some ranks do\n\n"
-        "Without a step timer, GpuStragglerStarved, GpuStragglerSlow and "
-        "GpuStragglerLaunchBound find stragglers by the counters of the GPUs.",
+        "Unless the loops of all ranks measure waiting, GpuStragglerStarved and GpuStragglerSlow find stragglers by the "
+        "counters of the GPUs; GpuStragglerLaunchBound always does.",
         impact="Every step takes as long as this rank needs; the other GPUs wait for the difference.",
         diagnosis=(
             'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: begin with the phase that has the highest value. '

@@ -107,6 +107,7 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
         ),
         (Compare(PeerShare(STALLED), ">", BUSY), "more than 85 % (`busy`) of the job's other ranks are stalled"),
         (Compare(PeerShare(WAITS), ">", 0.0), "some of the job's other ranks wait"),
+        (Compare(PeerShare(WAITS), ">=", 1.0), "all of the job's other ranks wait"),
     ],
 )
 def test_a_comparison(compare: Compare, text: str) -> None:

@@ -14,7 +14,21 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.headline import findings
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, samples_by_name
-from tests.rules.loops import COUNTER, MEASURED, Loop, Story, Stretch, changed, of_shares, paused, scaled, varied
+from tests.rules.loops import (
+    COUNTER,
+    LONG_SHARE,
+    MEASURED,
+    WITH_LONG_STEPS,
+    Loop,
+    Story,
+    Stretch,
+    changed,
+    of_shares,
+    paused,
+    scaled,
+    varied,
+    with_long_steps,
+)
 
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 HOUR = 60.0
@@ -157,6 +171,12 @@ def test_a_launch_bound_job_is_judged_over_a_whole_window() -> None:
     assert found([Stretch(22 / 60, loop)]) == {str(slow): {"GpuJobStraggler"}}
 
 
+@pytest.mark.parametrize(("share", "slow"), [(0.0, {"1"}), (LONG_SHARE, set())])
+def test_rare_long_steps_do_not_hide_that_a_job_is_launch_bound(share: float, slow: set[str]) -> None:
+    loop = with_long_steps(of_shares("job", *WITH_LONG_STEPS), share)
+    assert found([Stretch(0.5, loop)]) == {rank: {"GpuJobStraggler"} for rank in slow}
+
+
 def test_ranks_are_compared_once_all_of_them_are_known() -> None:
     """The stages of a pipeline differ, and self times are measured in some steps only: of two ranks, in ten by now."""
     loop = of_shares("job", (0.16, 0.23, 0.29, 0.16), (0.8, 0.7, 0.7, 0.8))
@@ -177,6 +197,15 @@ def test_a_rank_is_not_slow_for_its_waiting() -> None:
     loop = scaled(loop, 'phase="waiting".*rank="3"|rank="3".*phase="waiting"', 2.0)
     (finding,) = findings(judged([Stretch(1, loop)])["3"])
     assert not [text for text in finding["evidence"] if "phase waiting" in text]
+
+
+@pytest.mark.parametrize("own", [1.4, 2.0])
+def test_rare_long_steps_are_not_the_phase_that_is_longer(own: float) -> None:
+    """They are no part of the self time."""
+    loop = with_long_steps(TrainingLoop("job", own=own), 0.0)
+    loop = changed(loop, 'phase="long_steps".*rank="3"|rank="3".*phase="long_steps"', Ramp(0.0, 0.9))
+    (finding,) = findings(judged([Stretch(1, loop)])["3"])
+    assert [text.split()[2] for text in finding["evidence"] if text.startswith("its phase")] == ["backward"]
 
 
 @pytest.mark.parametrize("own", [1.4, 2.0])

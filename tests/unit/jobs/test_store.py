@@ -175,6 +175,48 @@ def test_a_rank_ends_while_others_train() -> None:
     assert ended(store, 33.0) == []
 
 
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "gone"),
+    [
+        ([0, 1, 2], [3, 3, 3], []),
+        ([0], [1], []),
+        ([0, 1, 2], [4, 4, 4], [3]),  # it does not come back
+    ],
+)
+def test_a_job_that_is_started_again_with_fewer_ranks(
+    closes: bool, ranks: list[int], sizes: list[int], gone: list[int]
+) -> None:
+    """Those that it has no more are gone on purpose."""
+    store = RankStore()
+    for rank in range(4):
+        take(store, world_size=4, rank=rank, attempt=f"first-{rank}")
+        if closes:
+            store.close(f"first-{rank}")
+    for now in (50.0, 60.0, 70.0):
+        for rank, size in zip(ranks, sizes, strict=True):
+            take(store, world_size=size, rank=rank, now=now, attempt=f"second-{rank}", elapsed=now - 40)
+    assert ended(store, 70.0) == gone
+    assert {(key.rank, state.past.processes) for key, state in store.shown(70.0)} == {(rank, 1) for rank in ranks}
+
+
+def test_ranks_that_do_not_know_how_many_they_are_may_end() -> None:
+    """Each states another number, and none of them was started again."""
+    store = RankStore()
+    for now in (0.0, 20.0, 40.0):
+        for rank in range(3 if now else 4):
+            take(
+                store,
+                world_size=rank + 1,
+                rank=rank,
+                now=now,
+                attempt=f"of-{rank}",
+                steps=10 + int(now),
+                elapsed=now + 100,
+            )
+    assert ended(store, 40.0) == [3]
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 def test_a_job_that_was_stopped(resumes: bool) -> None:
     """Its ranks resume one after another: none of them has ended while others train, but one that does not resume."""
