@@ -136,8 +136,8 @@ EXIT_CODES = (
     (
         "2",
         "Wrong usage, such as an unknown option or value, or options that contradict each other; a faulty setting on"
-        " the command line, in the environment or in the file of `--config`, or an unexpected error. Also if `diagnose`,"
-        " `doctor` or `trace` could not do their work.",
+        " the command line, in the environment or in the file of `--config`, or an unexpected error. Also if"
+        " `diagnose`, `doctor` or `trace` could not do their work.",
     ),
     (
         "3",
