@@ -19,9 +19,9 @@ from gpu_exporter.http.login import Refusal
 
 # A shorter body goes into one packet with its headers.
 SHARED_BYTES = 32 * 1024
-# After a refusal, up to so many parts of the body are discarded, for so long: the client would lose the response if the
-# connection were closed while it is still sending.
-DISCARDED_PARTS, PART_BYTES, DISCARD_SECONDS = 16, 1 << 16, 1.0
+# After a refusal, so much of the body is discarded, for so long: the client would lose the response if the connection
+# were closed while it is still sending.
+DISCARDED_BYTES, PART_BYTES, DISCARD_SECONDS = 1 << 20, 1 << 16, 1.0
 TEXT, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -120,8 +120,9 @@ class GuardedHandler(RequestHandler):
         cut = asyncio.get_running_loop().call_later(DISCARD_SECONDS, stream.close)
         with suppress(StreamClosedError):
             await self.flush()
-            for _ in range(DISCARDED_PARTS):
-                await stream.read_bytes(PART_BYTES, partial=True)
+            left = DISCARDED_BYTES
+            while left > 0:
+                left -= len(await stream.read_bytes(PART_BYTES, partial=True))
         cut.cancel()
         self.finish()
         stream.close()
