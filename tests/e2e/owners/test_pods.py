@@ -247,7 +247,7 @@ def test_doctor(node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path) -> None:
     assert cure.startswith("mount the folder")
     (tmp_path / "0").write_text("7\n")
     ((level, what, _),) = found("--hpc-job-mapping-dir", str(tmp_path), driver=node)
-    assert (level, what) == ("ok", f"{tmp_path} has jobs for 1 GPUs")
+    assert (level, what) == ("ok", f"{tmp_path} has jobs for 1 GPU")
 
 
 @pytest.mark.parametrize("flag", ["--kubernetes-pods", "--kubernetes-dra", "--kubernetes-pod-labels=app"])
