@@ -30,6 +30,7 @@ from gpu_exporter.reports.masking import Names
 from tests import ROOT
 from tests.support.answering import answering
 from tests.support.prometheus import scraping
+from tests.support.shared import made_once
 from tests.support.tools import tool
 
 # 80 minutes of eight nodes are judged.
@@ -113,15 +114,19 @@ class SimulatedNode:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Sequence[NodeHistory]:
     """The answers of all nodes, an hour after the end of the job, as JSON that was decoded."""
-    found = []
-    for number in range(NODES):
-        node = SimulatedNode(number, KeptHistory(tmp_path_factory.mktemp("state")))
-        node.run(80)
-        node.kept.close()
-        after = KeptHistory(node.kept._store.directory if node.kept._store else None)
-        body = after.answer(f"node-{number}", BEGIN - 7200, BEGIN + 8400, Names(mask=False))
-        found.append(json_as(NodeHistory, body))
-    return found
+
+    def judge(folder: Path) -> None:
+        for number in range(NODES):
+            state = folder / f"state-{number}"
+            state.mkdir()
+            node = SimulatedNode(number, KeptHistory(state))
+            node.run(80)
+            node.kept.close()
+            body = KeptHistory(state).answer(f"node-{number}", BEGIN - 7200, BEGIN + 8400, Names(mask=False))
+            (folder / f"{number}.json").write_bytes(body)
+
+    folder = made_once(tmp_path_factory, "past-job", judge)
+    return [json_as(NodeHistory, (folder / f"{number}.json").read_bytes()) for number in range(NODES)]
 
 
 def past_job(nodes: Sequence[NodeHistory], job: str = "ml/train", missing: Sequence[str] = ()) -> PastJob:
