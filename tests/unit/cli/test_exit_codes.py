@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from gpu_exporter.cli.group import execute
+from tests.conftest import run
 
 WRONG = (
     "once --source replay --recording no_such_recording",
@@ -22,21 +21,15 @@ WRONG = (
 )
 
 
-def code(monkeypatch: pytest.MonkeyPatch, line: str) -> int:
-    """Return the exit code of a command line."""
-    monkeypatch.setattr(sys, "argv", ["gpu-exporter", *line.split()])
-    return execute(debug=True)[0]
-
-
 @pytest.mark.parametrize("line", WRONG)
-def test_wrong_usage(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    assert code(monkeypatch, line) == 2
+def test_wrong_usage(line: str) -> None:
+    assert run(*line.split()).returncode == 2
 
 
-def test_other_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_errors(tmp_path: Path) -> None:
     """A metric or a file that does not exist is no mistake in an option; nor is what a file contains."""
-    faulty, gone = tmp_path / "dashboard.json", tmp_path / "gone"
+    faulty = tmp_path / "dashboard.json"
     faulty.write_text("{")
-    assert code(monkeypatch, "metrics no-such-metric") == 1
-    assert code(monkeypatch, f"rewrite {faulty}") == 1
-    assert code(monkeypatch, f"rewrite {gone}") == 1
+    assert run("metrics", "no-such-metric").returncode == 1
+    assert run("rewrite", str(faulty)).returncode == 1
+    assert run("rewrite", str(tmp_path / "gone")).returncode == 1
