@@ -49,8 +49,8 @@ def uuid_of(device: DeviceKey) -> str:
     return "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid
 
 
-# The job of which all GPUs are ranks with --one-job. It has no name that people know.
-ONE_JOB = "all"
+# The job of which all GPUs are ranks with --one-job. It has no name that people know, and no job has this one.
+ONE_JOB = "\0"
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
 

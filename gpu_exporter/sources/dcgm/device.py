@@ -48,10 +48,9 @@ from gpu_exporter.sources.dcgm.values import NO_ANSWER, Entity, EntityGroup, Fie
 log = logging.getLogger(__name__)
 
 NAME = 50
-# Tells a GPU that works from one whose profiling counters are rightly 0.
-UTIL = 203
-# Tells counters that keep their values from a host engine that samples nothing.
-POWER = 155
+# Fields of utilisation and power: they tell a GPU that works from one whose profiling counters are rightly 0, and
+# counters that keep their values from a host engine that samples nothing.
+WITNESSES = {row: row.dcgm for row in (m.GPU_UTIL, m.POWER) if row.dcgm is not None}
 # The first architecture whose links are measured by NVML's GPM. Before, DCGM's profiling module would have to share the
 # counters of a GPU with the fields of all of its links.
 FIRST_WITH_MEASURED_LINKS = 9
@@ -322,9 +321,9 @@ class DcgmDevice(Device):
             *(PreparedWatch(request, self._take_plain) for request in self._plan.plain_requests(self._seconds)),
             *(PreparedWatch(request, self._take_profiling) for request in self._plan.profiling_requests(means)),
         ]
-        unread = [row.dcgm for row in (m.GPU_UTIL, m.POWER) if row.dcgm is not None and row not in self._metrics]
+        unread = tuple(number for row, number in WITNESSES.items() if row not in self._metrics)
         if self._plan.profiling and unread:
-            request = WatchRequest((self._board,), tuple(unread), self._seconds[Pace.FAST])
+            request = WatchRequest((self._board,), unread, self._seconds[Pace.FAST])
             self._requests.append(PreparedWatch(request, self._take_plain))
         if not self._xid_watches:
             self._asked_for_xids_at = time.time()
@@ -388,7 +387,7 @@ class DcgmDevice(Device):
             (Pace.SLOW, self._board): {MIG_MODE, UUID},
             (Pace.FAST, self._board): {
                 *((XID,) if self._xid_watches else ()),
-                *((UTIL, POWER) if self._profiling.queries else ()),
+                *(WITNESSES.values() if self._profiling.queries else ()),
             },
         }
         for query in (*self._plan.plain, *self._profiling.queries):
@@ -428,7 +427,7 @@ class DcgmDevice(Device):
         if Pace.FAST in paces:
             util, power = (
                 answer.value if isinstance(answer.value, int | float) else None
-                for answer in (table.answers.get((self._board, number), NO_ANSWER) for number in (UTIL, POWER))
+                for answer in (table.answers.get((self._board, number), NO_ANSWER) for number in WITNESSES.values())
             )
             ratio = None if util is None else util / 100
             self._profiling.read(table.answers, now, ratio, power, values, spans, failed)

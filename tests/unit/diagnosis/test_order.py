@@ -53,11 +53,11 @@ def _plain(text: str, style: str) -> str:
 
 
 def test_findings_of_a_gpu(result: DiagnosisResult) -> None:
-    first, options = result.diagnoses[0], {"every": False, "verbose": False, "price": None}
-    in_terminal = terminal_report.report_lines(result, width=100, style=_plain, **options)  # type: ignore[arg-type]
+    first = result.diagnoses[0]
+    in_terminal = terminal_report.report_lines(result, width=100, style=_plain, every=False, verbose=False, price=None)
     texts = {
         "terminal": "\n".join(in_terminal),
-        "text": "\n".join(report.report_lines(result, **options)),  # type: ignore[arg-type]
+        "text": "\n".join(report.report_lines(result, every=False, verbose=False, price=None)),
         "report": page(result, mask=False, price=None).partition('<section id="gpu-')[2].partition("<section")[0],
     }
     shown = {

@@ -24,8 +24,8 @@ from gpu_exporter.http.handler import SHARED_BYTES, TEXT, GuardedHandler
 from gpu_exporter.http.ready import Ready, send
 from gpu_exporter.http.server import Server
 from gpu_exporter.http.turns import Turns
-from gpu_exporter.io.user_text import Address
 from tests.support.tools import LIMIT, until
+from tests.unit.http.serving import running
 
 READY, HANDLED = b"ready", b"handled"
 LARGE = b"x" * (5 << 20)
@@ -53,18 +53,8 @@ def serving(
         found(path)
         return Ready(BODIES[path], (("Content-Type", TEXT),)) if path in BODIES else None
 
-    server = Server(
-        Address("127.0.0.1", 0),
-        [(path, Handled, {}) for path in (*BODIES, "/other")],
-        program="test",
-        option="--at",
-        guard=guard,
-        admission=admission,
-        ready=ready,
-    )
-    server.start()
-    yield server
-    server.stop()
+    with running([(path, Handled, {}) for path in (*BODIES, "/other")], ready, guard, admission) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
