@@ -49,7 +49,7 @@ def uuid_of(device: DeviceKey) -> str:
     return "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid
 
 
-# The job of which all GPUs are ranks with --one-job. It has no name that people know, and no job has this one.
+# The job of which all GPUs are ranks with --one-job. No job has this name, and nobody is shown it.
 ONE_JOB = "\0"
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
@@ -119,7 +119,9 @@ class DeviceIdentity:
 
     @property
     def job(self) -> str:
-        """The workload with its namespace; empty if it is unknown."""
+        """The workload with its namespace; empty if it is unknown, and `all GPUs` if they are said to be one job."""
+        if self.workload == ONE_JOB:
+            return "all GPUs"
         return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
 
     @property
