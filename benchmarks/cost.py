@@ -19,7 +19,7 @@ of 60 s covers the fields that are read once a minute. Rows with an interval are
 exporters for a third, or one of their intervals. Then one scraper makes 300 scrapes, or as many as it can in 12 s, then
 ten scrapers at once. The CPU of a scrape excludes the collection loop. The table compares it with the CPU that
 `prometheus_client` needs to render the same samples. Memory that a collection allocates is measured in a separate
-process, with tracemalloc.
+process, with tracemalloc. Each program is started once before, so that its bytecode is there, as after an installation.
 
 `--fake-driver` shows how the cost grows with the number of GPUs, whole and each divided into seven MIG instances, with
 the default and the full metrics. It is the cost of gpu-exporter and of the fake driver, without NVIDIA's library.
@@ -231,6 +231,20 @@ def floor(arguments: Sequence[str], env: Mapping[str, str], seconds: float) -> F
     return Floor(memory, **beside_serve(module, arguments, env, PATIENCE_SECONDS + 2 * seconds))
 
 
+def warm_up(
+    command: Sequence[str],
+    port: int,
+    env: Mapping[str, str] | None = None,
+    beside: Mapping[int, Sequence[str]] | None = None,
+) -> None:
+    """Start a program once, so that Python writes its bytecode: what compiles needs 3 to 14 MiB more.
+
+    Raises RuntimeError if it does not start.
+    """
+    with running(command, port, env, beside=beside):
+        pass
+
+
 def measure(
     name: str,
     command: Sequence[str],
@@ -285,6 +299,8 @@ def on_gpus(
 ) -> Iterator[Cost | NotMeasured]:
     """Measure the rows of gpu-exporter, with what they consist of, then the other exporters whose names begin so."""
     boards = gpus()
+    if rows:
+        warm_up(exporter_command(port := free_port(), *SETS["everything"]), port)
     for row in rows:
         match = ROW.fullmatch(row)
         assert match, row
@@ -313,6 +329,7 @@ def measured(peer: Peer, seconds: float, boards: int, env: Mapping[str, str] | N
     port = free_port()
     command, beside = peer.commands(port)
     try:
+        warm_up(command, port, env, beside)
         # An exporter that reads rarely is measured for a whole interval.
         whole = max(seconds, peer.seconds)
         return measure(peer.name, command, port, whole, boards=boards, env=env, beside=beside, first_read=peer.seconds)
@@ -332,6 +349,7 @@ def on_fake_driver(counts: Sequence[int], seconds: float) -> Iterator[Cost]:
                     names = {slot: f"MIG-00000000-0000-0000-{gpu:04d}-{slot:012d}" for slot in range(MIG_SLICES)}
                     parts = {slot: mig_device(slot + 7, "1g.18gb", UUID=name) for slot, name in names.items()}
                     driver.partition(gpu, parts)
+            warm_up(exporter_command(port := free_port(), *SETS["full"]), port, driver.environment)
             for name in ("default", "full"):
                 port, env = free_port(), driver.environment
                 allocated = allocations(SETS[name], env)
@@ -399,6 +417,7 @@ def main() -> int:
         parser.error(
             f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(SETS)}, as in {ROWS},everything/1"
         )
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     run, rows, missed = begin(__name__, chosen), list[Any](), list[str]()
     not_measured = list[Any]()
 
