@@ -35,11 +35,12 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import LEAST_LOSS, Cause
 from gpu_exporter.catalogue.failure_modes import HOLD_UP, LINKS, MODES, STALLS, STOPS
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION
 from gpu_exporter.catalogue.roofline import ROOFS
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.conditions import evaluate
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.conditions.tree import Mark, Over, PeerMedian, PeerShare, terms
+from gpu_exporter.conditions.tree import Mark, Over, PeerMedian, PeerShare, duration, terms
 from gpu_exporter.diagnosis.incidents import PlacedMode, incidents
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
@@ -514,7 +515,8 @@ def _target(
     at: float,
     answered: set[str] | None,
 ) -> list[str]:
-    text = filled(target["expr"], truth.variables)
+    # What once held, in the first scrapes, is long over for the pages that the answers are compared with.
+    text = filled(target["expr"], truth.variables).replace(f"[{duration(INTERRUPTION)}]", "[10s]")
     if target["instant"]:
         answer = prometheus.api("query", query=text, time=f"{at}")["result"]
         series = [(each["metric"], each["value"][1]) for each in answer]
