@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.diagnosis.window import DeviceIdentity
+from gpu_exporter.diagnosis.window import ONE_JOB, DeviceIdentity
 from gpu_exporter.top.detail import with_limit
 from gpu_exporter.top.lines import ASCII, UNICODE, bar, cut, fit, glyphs, spark, width_of, wrapped
 from gpu_exporter.top.screen import Screen
@@ -169,6 +169,19 @@ def test_jobs() -> None:
     alone = View(1000.0, gpus=ranks()[:1])
     screen.press("tab")
     assert "No job has several GPUs." in "\n".join(text(screen, alone))
+
+
+def test_all_gpus_are_one_job() -> None:
+    """The job of --one-job, and of a recording, has no name of its own."""
+    gpus = [
+        replace(gpu, diagnosis=replace(gpu.diagnosis, identity=DeviceIdentity(workload=ONE_JOB)))
+        for gpu in ranks()
+        if gpu.diagnosis
+    ]
+    view, screen = View(1000.0, gpus=gpus), Screen(UNICODE, (100, 24))
+    screen.lines(view)
+    screen.press("tab")
+    assert text(screen, view)[2].startswith("  all GPUs ")
 
 
 def test_where_the_runbook_is() -> None:
