@@ -178,7 +178,7 @@ def test_all_gpus_are_one_job() -> None:
         for gpu in ranks()
         if gpu.diagnosis
     ]
-    view, screen = View(1000.0, gpus=gpus), Screen(UNICODE, (100, 24))
+    view, screen = View(1000.0, gpus=tuple(gpus)), Screen(UNICODE, (100, 24))
     screen.lines(view)
     screen.press("tab")
     assert text(screen, view)[2].startswith("  all GPUs ")
