@@ -84,9 +84,10 @@ def costs(results: Mapping[str, Result]) -> str:
     return "\n".join(shown) + (FLOOR if floor else "")
 
 
-def largest(results: Mapping[str, Result]) -> Result:
-    """Return the result of the machine with most GPUs."""
-    return _by_size(results, of_engines=False)[0]
+def of_cost(results: Mapping[str, Result]) -> Result:
+    """Return the result of the machine with most GPUs, with more of those that say what the memory consists of."""
+    largest, *others = _by_size(results, of_engines=False)
+    return {**largest, "more": [each for each in others if any(row.get("memory") for row in each["numbers"]["rows"])]}
 
 
 def _by_size(results: Mapping[str, Result], *, of_engines: bool) -> list[Result]:

@@ -9,6 +9,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -202,6 +203,8 @@ def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -
         sys.exit(f"benchmarks.{name} needs {lacks}")
     result = f"{name}_stand_in" if simulated else name
     path = chosen.json or (RESULTS / f"{result}.json" if result in known else None)
+    # Ended by `timeout`, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     command = shlex.join(["python", "-m", f"benchmarks.{name}", *portable_arguments(sys.argv[1:])])
     return Run(command, time.strftime("%Y-%m-%d", time.gmtime()), machine(), chosen.commit, path)
 

@@ -151,9 +151,9 @@ SECTIONS = (
 
 
 def results(folder: Path = RESULTS) -> dict[str, Any]:
-    """Return the results by name; of the cost, that of the comparison, if there is no other one."""
+    """Return the results by name; of the cost, those of the comparison, if there is no other one."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    return {"cost": comparison_page.largest(comparison_page.known()), **found}
+    return {"cost": comparison_page.of_cost(comparison_page.known()), **found}
 
 
 def machine(found: Mapping[str, Any]) -> str:
@@ -175,15 +175,19 @@ def section(known: Section, result: Mapping[str, Any] | None) -> tuple[str, Mapp
         needs = " and ".join(need.what for need in benchmark.needs) or "no GPU"
         return f"{head}\nNot measured for this version: `python -m benchmarks {known.name}` needs {needs}.\n", {}
     texts, made = [head], dict[str, str]()
-    for each in (result, *result.get("more", ())):
+    for number, each in enumerate((result, *result.get("more", ())), 1):
         shown = known.shown(each["numbers"])
-        drawn = {f"{PLOTS}/{known.name}-{name}.svg": svg for name, svg in shown.plots.items()}
+        end = f"-{number}.svg" if number > 1 else ".svg"
+        drawn = {f"{PLOTS}/{known.name}-{name}{end}": svg for name, svg in shown.plots.items()}
         images = "".join(
             f"\n![{name}]({path.removeprefix('docs/')})\n" for name, path in zip(shown.plots, drawn, strict=True)
         )
         commit = f", commit {each['commit']}" if each["commit"] else ""
         how = f"`{each['command']}`, {each['date']}{commit}: {machine(each['machine'])}."
-        texts.append(f"{wrapped(how)}\n\n{shown.text}{images}")
+        # What explains the tables is said once.
+        parts = shown.text.split("\n\n")
+        new = "\n\n".join(part for part in parts if number == 1 or part.strip() not in texts[1])
+        texts.append(f"{wrapped(how)}\n\n{new}{images}")
         made |= drawn
     return "\n".join(texts), made
 
