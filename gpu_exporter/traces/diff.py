@@ -284,7 +284,11 @@ def lines(found: Diff) -> Iterator[str]:
     if before.gpus != after.gpus:
         yield f"The job had {before.gpus} GPUs, and now has {after.gpus}: times are means over them."
     busy, idle = (after.busy_seconds - before.busy_seconds, change - (after.busy_seconds - before.busy_seconds))
-    yield f"The GPU works {_signed(busy)} and is idle {_signed(idle)} than before."
+    yield (
+        f"The GPU works {_signed(busy)} and is idle {_signed(idle)} than before."
+        if busy or idle
+        else "The GPU works and is idle for exactly as long as before."
+    )
     if culprit := main_cause(found):
         yield f"Most of it: {culprit}."
     least = LEAST_CHANGE * max(before.step_seconds, after.step_seconds)

@@ -159,6 +159,13 @@ def test_a_comparison_as_text() -> None:
     ]
 
 
+def test_equal_traces_as_text() -> None:
+    assert list(lines(diff(BEFORE, BEFORE))) == [
+        "A step took 1 s, and now takes 1 s (+0.0 %).",
+        "The GPU works and is idle for exactly as long as before.",
+    ]
+
+
 def test_a_faster_trace_as_text() -> None:
     faster = _totals(0.5, 0.375, steps=0, operator={"a": 0.125, "b": 0.25}, cause={"python": 0.125})
     text = list(lines(diff(BEFORE, faster)))
