@@ -256,11 +256,13 @@ class Scraper:
 def _durations(port: int, scrapes_each: int, pause: float, begin: float, offset: int) -> tuple[list[float], int]:
     """Scrape again and again from a time (monotonic seconds) on; return the milliseconds of each, and the size.
 
+    The first scrape is not counted: it opens the connection, and most of it is Python's first request as a client.
     Fewer scrapes must do of an exporter that takes long, which runs a program for each.
     """
-    took, size = [], 0
-    time.sleep(max(0.0, begin - time.monotonic()))
+    took: list[float] = []
     with closing(Scraper(port)) as scrape_once:
+        size = scrape_once()
+        time.sleep(max(0.0, begin - time.monotonic()))
         for turn in range(scrapes_each):
             if time.monotonic() > begin + MOST_SECONDS:
                 break
