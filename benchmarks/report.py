@@ -50,7 +50,8 @@ SECTIONS = (
         needs to render the same samples. *Memory of a collection* is what one collection allocates and frees, measured
         in a separate process. Extrapolated values use the difference between the runs with one GPU and with all GPUs,
         so their error grows with each further GPU. In these runs the first scrape of each client counted, most of which
-        is the client's own first request: p99 of ten at once is one of these. The [comparison](comparison.md#cost) has other machines.""",
+        is the client's own first request: p99 of ten at once is one of these. The [comparison](comparison.md#cost) has
+        other machines.""",
         sections.cost,
     ),
     Section(
