@@ -28,6 +28,8 @@ from tests.support.tools import free_port as free_port
 # On slow shared cores, the duration of one example says nothing about the code.
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", max_examples=5000, deadline=None)
+# promtool and Prometheus collect garbage less often: a third less CPU time of the rules, for twice their memory.
+os.environ.setdefault("GOGC", "400")
 GOLDEN = ROOT / "tests" / "golden"
 RECORDINGS = PACKAGED_RECORDINGS
 # `make test` runs what is not marked slow. Tests elsewhere are marked so by their place.
