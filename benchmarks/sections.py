@@ -34,9 +34,9 @@ CHECKS: Mapping[str, tuple[str, str, str]] = {
 
 
 ACCOUNTING = """
-CPU and memory are those of everything that an exporter starts, with the processes that ended, and of the host engine
-that it reads. Memory is the most at any time while it is scraped. *Start* is the time until the first page with all
-samples.
+CPU and memory are those of everything that an exporter starts, including processes that have ended, and of the host
+engine that it reads. In a run of 10 s, the CPU has an error of 0.2 points. Memory is the most at any time while it is
+scraped. *Start* is the time until the first page with all samples.
 """
 MORE_HEAD = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
 MOST_PARTS = 24
@@ -51,8 +51,8 @@ rest. To need only 1.4 times the floor, `serve` would have to do without an HTTP
 """
 # What the threads do is in docs/architecture.md.
 THREADS = """
-What the CPU consists of, measured in a separate process that is scraped once a second: the share of a core and the
-wake-ups a second of each [thread](architecture.md#threads). `reader` calls the driver, so it contains the floor;
+What the CPU consists of, measured in a separate process that is scraped once a second, for half as long: the share of a
+core and the wake-ups a second of each [thread](architecture.md#threads). `reader` calls the driver, as the floor does;
 `clock` makes the page and compresses it, `http` sends it. Below the floor are the functions of the driver that need
 most of it: the prices of metrics. `nvmlDeviceGetSamples` is the counted utilisation of GPU and memory, which costs this
 much however many samples are new.
