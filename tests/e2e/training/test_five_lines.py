@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,13 +12,15 @@ import pytest
 from gpu_exporter.model.job_message import SOCKET_VARIABLE
 from tests import ROOT
 from tests.conftest import Serve, run
-from tests.support.tools import LIMIT
+from tests.support import torch_python
 
 DEFINED = """
+import torch
+
 class Batch(list):
     numel = list.__len__
 
-loader, train = [Batch("tokens")] * 5, len
+loader, train, model = [Batch("tokens")] * 5, len, torch.nn.Linear(1, 1)
 """
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "simulated": ("--gpus", "2"),
@@ -39,9 +39,7 @@ def test_the_five_lines_of_the_readme(serve: Serve, source: str) -> None:
         Path(folder).chmod(0o755)
         socket = Path(folder) / "jobs.sock"
         exporter = serve("--source", source, *SOURCES[source], "--job-socket", str(socket))
-        environment = {SOCKET_VARIABLE: str(socket), "PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
-        program = [sys.executable, "-c", DEFINED + lines]
-        subprocess.run(program, env=environment, check=True, timeout=LIMIT)
+        torch_python.run("-c", DEFINED + lines, **{SOCKET_VARIABLE: str(socket), "RANK": "1", "WORLD_SIZE": "2"})
         page = exporter.until(lambda page: bool(page.values("gpu_job_steps_total")))
         assert page.value("gpu_job_steps_total", job_id="llm-7b", rank="1", gpu="1") == 5
         assert page.value("gpu_job_tokens_total", job_id="llm-7b") == 30
