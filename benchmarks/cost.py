@@ -326,10 +326,11 @@ def measured(peer: Peer, seconds: float, boards: int, env: Mapping[str, str] | N
     """Measure another exporter, or return why that is not possible."""
     if why := peer.missing():
         return NotMeasured(peer.name, why)
-    port = free_port()
-    command, beside = peer.commands(port)
+    warm, port = free_port(), free_port()
     try:
-        warm_up(command, port, env, beside)
+        command, beside = peer.commands(warm)
+        warm_up(command, warm, env, beside)
+        command, beside = peer.commands(port)
         # An exporter that reads rarely is measured for a whole interval.
         whole = max(seconds, peer.seconds)
         return measure(peer.name, command, port, whole, boards=boards, env=env, beside=beside, first_read=peer.seconds)
@@ -417,7 +418,6 @@ def main() -> int:
         parser.error(
             f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(SETS)}, as in {ROWS},everything/1"
         )
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     run, rows, missed = begin(__name__, chosen), list[Any](), list[str]()
     not_measured = list[Any]()
 

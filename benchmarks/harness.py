@@ -203,6 +203,8 @@ def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -
         sys.exit(f"benchmarks.{name} needs {lacks}")
     result = f"{name}_stand_in" if simulated else name
     path = chosen.json or (RESULTS / f"{result}.json" if result in known else None)
+    # What compiles at each start needs more memory and time than after an installation.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Ended by `timeout`, it still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     command = shlex.join(["python", "-m", f"benchmarks.{name}", *portable_arguments(sys.argv[1:])])

@@ -60,6 +60,9 @@ FLOPS_PER_CYCLE = {"Ampere": 2048, "Ada": 1024, "Hopper": 4096, "Blackwell": 819
 ASSUMED_TENSOR, ASSUMED_MEMORY = 0.74, 0.887
 # The memory is the limit, the tensor cores are not: a larger batch costs little time.
 NEAR_BEST, WELL_BELOW = 0.6, 0.5
+# Two operations on each weight of two bytes use more than this share of the tensor cores, by that of the memory: no
+# chip does 1000 operations in the time that it reads a byte. Less is other work.
+LEAST_OF_WEIGHTS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +120,10 @@ class Position:
     def batch(self) -> float | None:
         """How many times as large a batch may be until tensor cores are as close to their limit as the memory is.
 
-        None unless the memory is the limit and they are well below theirs. This holds where the memory traffic is
-        that of weights, which are read once per batch, as in the decoding phase of inference.
+        None unless the memory is the limit and they are well below theirs, but still used. This holds where the memory
+        traffic is that of weights, which are read once per batch, as in the decoding phase of inference.
         """
-        if self.memory < NEAR_BEST or self.tensor <= 0 or self.tensor >= WELL_BELOW * self.memory:
+        if self.memory < NEAR_BEST or not LEAST_OF_WEIGHTS * self.memory < self.tensor < WELL_BELOW * self.memory:
             return None
         return self.memory / self.tensor
 

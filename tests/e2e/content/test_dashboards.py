@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from math import nan
@@ -213,6 +213,20 @@ def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[st
     return wrong
 
 
+def compare(prometheus: Prometheus, folder: Path, wrong: Callable[[], list[str]]) -> None:
+    """Wait until nothing is wrong while scrapes pause, after enough of them.
+
+    A machine that stands still for seconds leaves the rules without scrapes, so one look is not enough.
+    """
+
+    def now() -> list[str]:
+        until(lambda: min(prometheus.query("count_over_time(up[12s])"), default=0) >= 8, 60, "eight scrapes")
+        with prometheus.paused(folder / "prometheus.yml"):
+            return wrong()
+
+    settled(now, 60)
+
+
 @pytest.mark.slowest
 def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query finds every device that has its series, with its labels; other queries are empty."""
@@ -276,13 +290,7 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
                 lambda: not prometheus.query(WITHOUT_INCIDENTS), 60, "incidents in each cluster with alerts", every=0.5
             )
             answered: set[str] = set()
-
-            def wrong() -> list[str]:
-                until(lambda: min(prometheus.query("count_over_time(up[12s])"), default=0) >= 8, 60, "eight scrapes")
-                with prometheus.paused(tmp_path / "prometheus.yml"):
-                    return problems(prometheus, targets, answered)
-
-            settled(wrong, 60)
+            compare(prometheus, tmp_path, lambda: problems(prometheus, targets, answered))
     never = {
         text
         for text in ASKED - answered

@@ -64,6 +64,7 @@ def test_decoding_may_have_a_larger_batch(model: str, larger: float) -> None:
         (Position(0.9, 0.3, True, False), None, "A larger batch takes longer in proportion."),
         (Position(0.5, 0.7, True, False), None, "of what its model reaches."),
         (Position(0.3, 0.4, False, False), None, "its model reaches, which is assumed from the data sheet."),
+        (Position(2e-7, 0.9, True, False), None, "of what its model reaches."),
         (Position(0.0, 0.9, True, True), None, "this GPU reached in its last active check."),
     ],
 )
